@@ -1,0 +1,131 @@
+/* What the parts of the host share and users of pack.h do not see. */
+#ifndef PK_CORE_H
+#define PK_CORE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "pack.h"
+
+#define PK_ARENA_ALIGNMENT 64 /* elements between the starts of an arena's columns */
+#define PK_IGNORED (-100)     /* a target that does not count */
+
+/* Places in the guard and scalars tensors of the training operations (see ops.def). */
+enum { PK_GUARD_STOPPED, PK_GUARD_WORKER, PK_GUARD_STEP, PK_GUARD_REASON, PK_GUARD_UPDATES, PK_GUARD_MIXINGS };
+enum {
+  PK_SCALAR_LR,
+  PK_SCALAR_BETA1,
+  PK_SCALAR_BETA2,
+  PK_SCALAR_EPS,
+  PK_SCALAR_DECAY,
+  PK_SCALAR_CORRECTION1,
+  PK_SCALAR_CORRECTION2,
+  PK_SCALAR_CLIP,
+  PK_SCALAR_STEP,
+  PK_SCALAR_MIXES
+};
+
+typedef enum pk_op {
+#define PK_OP(name, inputs, outputs, attributes, flags, summary) PK_OP_##name,
+#include "ops.def"
+#undef PK_OP
+  PK_OP_COUNT
+} pk_op;
+
+/* --- errors (core/error.c) --- */
+
+/* Sets this thread's message, printf style, and returns status. */
+pk_status pk_fail(pk_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Puts "format: " before the message that is there, and returns status. */
+pk_status pk_fail_within(pk_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* "[2, 3, 4]" of a shape, into text. Returns text. */
+const char *pk_shape_text(char text[160], int rank, const int64_t *shape);
+
+/* --- threads (core/threads.c) --- */
+
+typedef struct pk_threads pk_threads;
+typedef void (*pk_piece)(void *argument, int64_t piece, int thread);
+
+pk_status pk_threads_create(pk_threads **threads, int count);
+void pk_threads_free(pk_threads *threads);
+int pk_threads_count(const pk_threads *threads);
+
+/* Runs piece 0 .. pieces-1, each once, on the pool and the caller; returns when all are done. Which
+ * thread runs a piece is not fixed, so a piece must write only what belongs to it. thread is
+ * 0 .. count-1, for scratch memory. Pieces must not call pk_parallel_for. */
+void pk_parallel_for(pk_threads *threads, int64_t pieces, pk_piece piece, void *argument);
+
+/* --- calls and devices --- */
+
+/* One operation about to run: shapes are checked and outputs exist. */
+typedef struct pk_call {
+  pk_context *context;
+  int op;
+  int n_inputs;
+  int n_outputs;
+  const pk_tensor *inputs[PK_MAX_INPUTS];
+  pk_tensor *outputs[PK_MAX_OUTPUTS];
+  pk_attributes attributes;
+} pk_call;
+
+typedef pk_status (*pk_kernel)(const pk_call *call);
+
+typedef struct pk_device pk_device;
+
+/* A device: everything core knows of it. Memory functions get the device, kernels the call (and find the
+ * device by pk_context_get_device). */
+struct pk_device {
+  const char *name;        /* "cpu" */
+  const char *description; /* "AMD EPYC, 2 threads, avx2" */
+  const char *isa;         /* "avx2", "sm_90" */
+  bool has_bf16;
+  int64_t threads;
+  int64_t memory_available; /* bytes it could give at creation */
+  const pk_kernel *kernels; /* [PK_OP_COUNT]; NULL where an operation is missing */
+  pk_status (*allocate)(pk_device *device, int64_t bytes, void **memory); /* 64-byte aligned */
+  void (*release)(pk_device *device, void *memory, int64_t bytes);
+  pk_status (*zero)(pk_device *device, void *memory, int64_t bytes);
+  pk_status (*upload)(pk_device *device, void *memory, const void *data, int64_t bytes);
+  pk_status (*download)(pk_device *device, const void *memory, void *data, int64_t bytes);
+  pk_status (*synchronize)(pk_device *device);
+  void (*destroy)(pk_device *device);
+};
+
+pk_device *pk_context_get_device(const pk_context *context);
+
+/* The CPU device (cpu/device.c). threads 0: one per available core. */
+pk_status pk_cpu_device_create(pk_device **device, int64_t threads);
+pk_threads *pk_cpu_device_threads(pk_device *device);
+
+/* --- memory (core/memory.c): the device's memory under the context's limit and accounts --- */
+
+/* bytes of device memory for category, not zeroed, 64-byte aligned. On refusal names the request and
+ * what is in use by category. */
+pk_status pk_memory_take(pk_context *context, int64_t bytes, int category, void **memory);
+void pk_memory_give(pk_context *context, void *memory, int64_t bytes, int category);
+
+/* --- tensors (core/tensor.c) --- */
+
+/* The first element, in device memory. */
+void *pk_tensor_data(const pk_tensor *tensor);
+/* A new tensor whose content is undefined. */
+pk_status pk_tensor_create_raw(pk_context *context, pk_tensor **tensor, int dtype, int rank,
+                               const int64_t *shape, int category);
+/* Elements in one entry of dimension 0 (1 for rank 0). */
+int64_t pk_tensor_inner(const pk_tensor *tensor);
+bool pk_tensor_is_dense(const pk_tensor *tensor);
+
+/* --- shape rules (core/shapes.c): outputs of a call from its inputs and attributes --- */
+
+typedef struct pk_shape {
+  int32_t dtype;
+  int32_t rank;
+  int64_t extents[PK_MAX_RANK];
+} pk_shape;
+
+typedef pk_status (*pk_shape_rule)(const pk_call *call, pk_shape *outputs);
+extern const pk_shape_rule pk_shape_rules[PK_OP_COUNT];
+
+#endif

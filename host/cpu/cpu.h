@@ -1,0 +1,49 @@
+/* What the CPU kernels share: naming per instruction set, threads, scratch memory, products. */
+#ifndef PK_CPU_H
+#define PK_CPU_H
+
+#include <math.h>
+#include <string.h>
+
+#include "core/core.h"
+
+#ifdef PK_ISA
+#define PK_JOIN_(a, b, c) a##b##_##c
+#define PK_JOIN(a, b, c) PK_JOIN_(a, b, c)
+/* The name of a kernel in this compilation's instruction set. */
+#define PK_KERNEL(name) PK_JOIN(pk_cpu_, name, PK_ISA)
+
+#define PK_OP(name, inputs, outputs, attributes, flags, summary) pk_status PK_KERNEL(name)(const pk_call *call);
+#include "ops.def"
+#undef PK_OP
+#endif
+
+/* The pool of the device that runs the call. */
+pk_threads *pk_cpu_threads(const pk_call *call);
+
+/* Row-major products on the calling thread alone, C [m, p] = alpha * op(A) op(B) + beta * C, with leading
+ * dimensions in elements; from cpu/blas.c (oneDNN or CBLAS). */
+void pk_cpu_gemm_f32(bool transpose_a, bool transpose_b, int64_t m, int64_t p, int64_t k, float alpha,
+                     const float *a, int64_t lda, const float *b, int64_t ldb, float beta, float *c,
+                     int64_t ldc);
+void pk_cpu_gemm_f64(bool transpose_a, bool transpose_b, int64_t m, int64_t p, int64_t k, double alpha,
+                     const double *a, int64_t lda, const double *b, int64_t ldb, double beta, double *c,
+                     int64_t ldc);
+
+/* bf16 is the upper half of an f32; rounding is to nearest even, NaN stays NaN. */
+static inline float pk_bf16_to_f32(uint16_t value) {
+  uint32_t bits = (uint32_t)value << 16;
+  float result;
+  memcpy(&result, &bits, sizeof result);
+  return result;
+}
+
+static inline uint16_t pk_bf16_from_f32(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  uint32_t quiet = (bits >> 16) | 0x40u;
+  return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
+}
+
+#endif

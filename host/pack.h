@@ -1,0 +1,315 @@
+/* The C API of packlua, and verbatim the declarations that LuaJIT's FFI reads.
+ *
+ * Conventions. Functions that can fail return a pk_status (0 is success) and leave a message for
+ * pk_error_message(); results come back through pointers, in the argument order context, inputs,
+ * outputs, options. "Owned" results are freed with the matching pk_*_free, which accepts NULL.
+ * Sizes, counts and offsets are 64-bit. Nothing here calls back into Lua.
+ *
+ * The text between the two marker lines holds no preprocessor lines: the build embeds it for ffi.cdef. */
+#ifndef PACK_H
+#define PACK_H
+
+#include <stdint.h>
+
+/* ffi-begin */
+
+typedef enum pk_status {
+  PK_OK = 0,
+  PK_INVALID = 1,     /* an argument or a shape that the operation does not accept */
+  PK_NO_MEMORY = 2,   /* the memory limit, or the device's memory, is reached */
+  PK_IO = 3,          /* the operating system refused a read, write or rename */
+  PK_FORMAT = 4,      /* bytes from outside that are not what they claim to be */
+  PK_UNSUPPORTED = 5, /* valid, but not on this device or in this build */
+  PK_DEVICE = 6       /* the device failed */
+} pk_status;
+
+typedef enum pk_dtype { PK_F64 = 0, PK_F32 = 1, PK_BF16 = 2, PK_I32 = 3 } pk_dtype;
+
+/* What a piece of device memory is for; statistics and out-of-memory messages go by category. */
+typedef enum pk_category {
+  PK_PARAMETERS = 0,
+  PK_GRADIENTS = 1,
+  PK_MOMENTS = 2,
+  PK_ACTIVATIONS = 3,
+  PK_DATA = 4,
+  PK_WORKSPACE = 5,
+  PK_CATEGORIES = 6
+} pk_category;
+
+enum {
+  PK_MAX_RANK = 6,
+  PK_MAX_INPUTS = 12,
+  PK_MAX_OUTPUTS = 4,
+  PK_MAX_INTEGERS = 6,
+  PK_MAX_NUMBERS = 4
+};
+
+/* --- errors and versions ------------------------------------------------------------------- */
+
+/* The message of the last failed call on this thread: what, where, which values. Borrowed. */
+const char *pk_error_message(void);
+
+/* The version of the program, such as "0.1.0"; lua/pack refuses to load against another. */
+const char *pk_version(void);
+
+/* "NAME VERSION" of each library in use, the compiler and the git revision, one per line. Borrowed. */
+const char *pk_build_info(void);
+
+/* --- contexts ------------------------------------------------------------------------------ */
+
+/* A context owns a device, its memory and its threads. It is used from one thread at a time. */
+typedef struct pk_context pk_context;
+
+typedef struct pk_context_options {
+  const char *device;   /* "cpu" ("cuda:K" and "emu" with the CUDA device) */
+  int64_t threads;      /* 0: one per core that this process may use */
+  int64_t memory_limit; /* bytes; 0: what the machine or the cgroup has left, less a margin */
+} pk_context_options;
+
+pk_context_options pk_context_defaults(void);
+pk_status pk_context_create(pk_context **context, const pk_context_options *options);
+
+/* Frees device and threads. Tensors that are still alive keep the context until the last is freed. */
+void pk_context_free(pk_context *context);
+
+/* A line such as "cpu: AMD EPYC, 2 threads, avx2, limit 22.1 GiB". Borrowed. */
+const char *pk_context_describe(const pk_context *context);
+const char *pk_context_device(const pk_context *context);
+const char *pk_context_isa(const pk_context *context);
+int64_t pk_context_threads(const pk_context *context);
+
+/* 1 if the device multiplies bf16 matrices in hardware: what amp=auto goes by. */
+int pk_context_has_bf16(const pk_context *context);
+
+/* Waits until everything launched so far has run; reports a device failure. */
+pk_status pk_context_synchronize(pk_context *context);
+
+/* Lines for --devices, one per device this binary can use here. Borrowed. */
+const char *pk_devices(void);
+
+/* --- memory -------------------------------------------------------------------------------- */
+
+typedef struct pk_memory {
+  int64_t used[PK_CATEGORIES]; /* bytes held by live tensors and workspaces, by pk_category */
+  int64_t peak[PK_CATEGORIES]; /* what each category held when the total peaked */
+  int64_t total;               /* sum of used */
+  int64_t total_peak;          /* high-water mark of total since the last reset */
+  int64_t reserved;            /* bytes held from the system, cached blocks included */
+  int64_t limit;
+  int64_t allocations; /* tensor buffers handed out so far */
+  int64_t live;        /* tensor buffers alive now */
+} pk_memory;
+
+void pk_memory_read(const pk_context *context, pk_memory *memory);
+void pk_memory_reset_peak(pk_context *context);
+const char *pk_category_name(int category);
+
+/* Gives cached blocks back to the system. */
+void pk_memory_trim(pk_context *context);
+
+/* Bytes allocated since the last call with reset = 1: what tells Lua's collector to run. */
+int64_t pk_memory_pressure(pk_context *context, int reset);
+
+/* --- tensors ------------------------------------------------------------------------------- */
+
+typedef struct pk_storage pk_storage;
+
+/* A tensor is dense and row-major, except that dimension 0 (the worker) has a stride of its own.
+ * The fields are for reading only. A tensor holds a share of its storage: a view keeps its arena. */
+typedef struct pk_tensor {
+  pk_context *context;
+  pk_storage *storage;
+  int64_t offset; /* elements from the start of the storage */
+  int64_t shape[PK_MAX_RANK];
+  int64_t stride; /* elements from one entry of dimension 0 to the next */
+  int64_t numel;
+  int32_t rank; /* 0 for a scalar */
+  int32_t dtype;
+} pk_tensor;
+
+/* A new tensor, zeroed. Owned. Errors: a negative or overflowing shape, no memory. */
+pk_status pk_tensor_create(pk_context *context, pk_tensor **tensor, int dtype, int rank,
+                           const int64_t *shape, int category);
+void pk_tensor_free(pk_tensor *tensor);
+
+/* A view of base's storage: shape, stride of dimension 0 and first element (from base's first), in
+ * elements. Edits are seen by both. Owned. Errors: a view that would leave base's storage. */
+pk_status pk_tensor_view(const pk_tensor *base, pk_tensor **view, int rank, const int64_t *shape,
+                         int64_t stride, int64_t offset);
+
+/* Copies numel elements of the tensor's dtype between host memory (dense) and the tensor; bytes
+ * must be numel * pk_dtype_size. Reading waits for the device. */
+pk_status pk_tensor_write(pk_tensor *tensor, const void *data, int64_t bytes);
+pk_status pk_tensor_read(const pk_tensor *tensor, void *data, int64_t bytes);
+
+/* One element by its flat index, as a double; for printing and small results. */
+pk_status pk_tensor_get(const pk_tensor *tensor, int64_t index, double *value);
+
+int64_t pk_dtype_size(int dtype);
+const char *pk_dtype_name(int dtype);
+
+/* --- operations ---------------------------------------------------------------------------- */
+
+typedef enum pk_op_flags {
+  PK_OP_DIFFERENTIABLE = 1, /* lua/pack/grad.lua has a rule for it */
+  PK_OP_ACCUMULATES = 2,    /* outputs may be added to, by pk_attributes.accumulate */
+  PK_OP_IN_PLACE = 4,       /* writes to some of its inputs (marked ! in their names) */
+  PK_OP_VIEW = 8,           /* the output shares its input's storage */
+  PK_OP_VARIADIC = 16       /* takes 1 .. PK_MAX_INPUTS inputs */
+} pk_op_flags;
+
+typedef struct pk_op_info {
+  const char *name;
+  const char *inputs;     /* names; "b?" may be absent (NULL), "x!" is written to */
+  const char *outputs;    /* names */
+  const char *attributes; /* "axis:i eps:d shape:l": i integer or boolean, d number, l list, in the
+                             order of pk_attributes.integers and .numbers; at most one list */
+  const char *summary;
+  int32_t flags;
+  int32_t n_inputs;
+  int32_t n_outputs;
+} pk_op_info;
+
+typedef struct pk_attributes {
+  int64_t integers[PK_MAX_INTEGERS];
+  double numbers[PK_MAX_NUMBERS];
+  int64_t list[PK_MAX_RANK];
+  int32_t list_count;
+  int32_t accumulate; /* bit o set: output o, given by the caller, is added to, not overwritten */
+} pk_attributes;
+
+int pk_op_count(void);
+const pk_op_info *pk_op_describe(int op); /* NULL if there is no such number */
+
+/* Runs one operation. inputs[i] may be NULL where the row says so. outputs[o] that is NULL on entry
+ * becomes a new tensor (owned, category activations); one that is given must have the shape and
+ * dtype that the row's rule says, and is written. On failure no new tensor is left behind. */
+pk_status pk_op_run(pk_context *context, int op, const pk_tensor *const *inputs, int n_inputs,
+                    pk_tensor **outputs, int n_outputs, const pk_attributes *attributes);
+
+/* --- random numbers ------------------------------------------------------------------------ */
+
+/* Philox4x32-10 (Salmon et al. 2011): four 32-bit words from a 128-bit counter and a 64-bit key. */
+void pk_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t words[4]);
+
+/* FNV-1a, 64 bits. */
+uint64_t pk_fnv1a(const void *data, int64_t bytes);
+
+/* count values of N(mean, deviation) for elements first, first+1, ... of the stream named by (seed,
+ * name); f64 arithmetic without contraction, so the same bits on every machine. */
+void pk_random_normal(uint64_t seed, const char *name, int64_t first, int64_t count, double mean,
+                      double deviation, double *values);
+/* The same, uniform in [0, 1). */
+void pk_random_uniform(uint64_t seed, const char *name, int64_t first, int64_t count,
+                       double *values);
+
+/* A permutation of 0 .. count-1 by Fisher-Yates from the stream (seed, name). */
+void pk_random_permutation(uint64_t seed, const char *name, int64_t count, int64_t *permutation);
+
+/* --- files --------------------------------------------------------------------------------- */
+
+/* Reads a whole file of at most limit bytes. *data ends with a NUL that *bytes does not count. Free it
+ * with pk_bytes_free. Errors: missing, a directory, larger than limit, unreadable. */
+pk_status pk_file_read(const char *path, char **data, int64_t *bytes, int64_t limit);
+void pk_bytes_free(char *data);
+
+/* Writes path through a temporary file, fsync, rename and fsync of the folder: either the old content
+ * or the whole new one is there, whatever happens. */
+pk_status pk_file_write(const char *path, const void *data, int64_t bytes);
+
+/* Appends to path, creating it. */
+pk_status pk_file_append(const char *path, const void *data, int64_t bytes);
+
+/* 'f' file, 'd' directory, 'o' another kind, 0 nothing there. */
+int pk_path_kind(const char *path);
+
+/* Size in bytes, or -1. */
+int64_t pk_file_size(const char *path);
+
+/* mkdir -p. */
+pk_status pk_directory_create(const char *path);
+
+/* Names in a directory (without . and ..), sorted, each followed by a newline; free with
+ * pk_bytes_free. */
+pk_status pk_directory_list(const char *path, char **names);
+
+/* Seconds: of a clock that never goes back, and since 1970 UTC. */
+double pk_clock(void);
+double pk_time(void);
+
+/* 1 if the file descriptor is a terminal. */
+int pk_is_terminal(int fd);
+
+/* --- values: JSON, YAML and Lua tables from outside ------------------------------------------ */
+
+typedef enum pk_value_kind {
+  PK_VALUE_NULL = 0,
+  PK_VALUE_BOOLEAN = 1,
+  PK_VALUE_NUMBER = 2,
+  PK_VALUE_STRING = 3,
+  PK_VALUE_ARRAY = 4,
+  PK_VALUE_OBJECT = 5
+} pk_value_kind;
+
+/* A parsed value; children are borrowed from the root. */
+typedef struct pk_value pk_value;
+
+/* name is what error messages call the text, such as its path. Integers of magnitude 2^53 and above,
+ * duplicate keys and nesting beyond 64 levels are refused in all three. */
+pk_status pk_value_from_json(const char *text, int64_t bytes, const char *name, pk_value **root);
+pk_status pk_value_from_yaml(const char *text, int64_t bytes, const char *name, pk_value **root);
+
+/* Runs text, a Lua chunk that returns a table, in a state of its own: no globals, no string methods,
+ * no bytecode, compiler off, at most 10 million instructions and 64 MiB. */
+pk_status pk_value_from_lua(const char *text, int64_t bytes, const char *name, pk_value **root);
+void pk_value_free(pk_value *root);
+
+int pk_value_get_kind(const pk_value *value);
+double pk_value_get_number(const pk_value *value); /* booleans: 0 or 1 */
+const char *pk_value_get_string(const pk_value *value, int64_t *bytes);
+const pk_value *pk_value_first(const pk_value *value); /* first child, or NULL */
+const pk_value *pk_value_next(const pk_value *value);  /* next sibling, or NULL */
+const char *pk_value_key(const pk_value *value);       /* key of an object's child, or NULL */
+
+/* --- safetensors --------------------------------------------------------------------------- */
+
+typedef struct pk_safetensors pk_safetensors;
+
+typedef struct pk_safetensors_entry {
+  const char *name;
+  const char *dtype; /* as in the file: "F64", "F32", "BF16", "I32", "U16", ... */
+  int64_t shape[8];
+  int32_t rank;
+  int64_t offset; /* bytes from the start of the data part */
+  int64_t bytes;
+} pk_safetensors_entry;
+
+/* Opens and checks a file: header size and JSON, offsets inside the file, in order, without holes or
+ * overlap, sizes equal to shape times dtype, names unique. Owned. */
+pk_status pk_safetensors_open(const char *path, pk_safetensors **file);
+void pk_safetensors_close(pk_safetensors *file);
+int64_t pk_safetensors_count(const pk_safetensors *file);
+pk_status pk_safetensors_describe(const pk_safetensors *file, int64_t index,
+                                  pk_safetensors_entry *entry);
+/* Value of a __metadata__ key, or NULL; and the key at an index, or NULL. Borrowed. */
+const char *pk_safetensors_metadata(const pk_safetensors *file, const char *key);
+const char *pk_safetensors_metadata_key(const pk_safetensors *file, int64_t index);
+pk_status pk_safetensors_read(pk_safetensors *file, int64_t index, void *data, int64_t bytes);
+
+typedef struct pk_safetensors_writer pk_safetensors_writer;
+
+/* Writing: create, declare metadata and every tensor, then their data in the declared order, then
+ * finish, which publishes the file atomically. Freeing an unfinished writer removes its temporary. */
+pk_status pk_safetensors_writer_create(const char *path, pk_safetensors_writer **writer);
+pk_status pk_safetensors_writer_metadata(pk_safetensors_writer *writer, const char *key,
+                                         const char *value);
+pk_status pk_safetensors_writer_declare(pk_safetensors_writer *writer, const char *name,
+                                        const char *dtype, int rank, const int64_t *shape);
+pk_status pk_safetensors_writer_data(pk_safetensors_writer *writer, const void *data,
+                                     int64_t bytes);
+pk_status pk_safetensors_writer_finish(pk_safetensors_writer *writer);
+void pk_safetensors_writer_free(pk_safetensors_writer *writer);
+
+/* ffi-end */
+
+#endif
