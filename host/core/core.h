@@ -11,7 +11,14 @@
 #define PK_IGNORED (-100)     /* a target that does not count */
 
 /* Places in the guard and scalars tensors of the training operations (see ops.def). */
-enum { PK_GUARD_STOPPED, PK_GUARD_WORKER, PK_GUARD_STEP, PK_GUARD_REASON, PK_GUARD_UPDATES, PK_GUARD_MIXINGS };
+enum {
+  PK_GUARD_STOPPED,
+  PK_GUARD_WORKER,
+  PK_GUARD_STEP,
+  PK_GUARD_REASON,
+  PK_GUARD_UPDATES,
+  PK_GUARD_MIXINGS
+};
 enum {
   PK_SCALAR_LR,
   PK_SCALAR_BETA1,
@@ -38,10 +45,12 @@ typedef enum pk_op {
 pk_status pk_fail(pk_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Puts "format: " before the message that is there, and returns status. */
-pk_status pk_fail_within(pk_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+pk_status pk_fail_within(pk_status status, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 
 /* "[2, 3, 4]" of a shape, into text. Returns text. */
-const char *pk_shape_text(char text[160], int rank, const int64_t *shape);
+enum { PK_SHAPE_TEXT = 160 };
+const char *pk_shape_text(char text[PK_SHAPE_TEXT], int rank, const int64_t *shape);
 
 /* --- threads (core/threads.c) --- */
 
@@ -74,8 +83,8 @@ typedef pk_status (*pk_kernel)(const pk_call *call);
 
 typedef struct pk_device pk_device;
 
-/* A device: everything core knows of it. Memory functions get the device, kernels the call (and find the
- * device by pk_context_get_device). */
+/* A device: everything core knows of it. Memory functions get the device, kernels the call (and
+ * find the device by pk_context_get_device). */
 struct pk_device {
   const char *name;        /* "cpu" */
   const char *description; /* "AMD EPYC, 2 threads, avx2" */
@@ -101,8 +110,8 @@ pk_threads *pk_cpu_device_threads(pk_device *device);
 
 /* --- memory (core/memory.c): the device's memory under the context's limit and accounts --- */
 
-/* bytes of device memory for category, not zeroed, 64-byte aligned. On refusal names the request and
- * what is in use by category. */
+/* bytes of device memory for category, not zeroed, 64-byte aligned. On refusal names the request
+ * and what is in use by category. */
 pk_status pk_memory_take(pk_context *context, int64_t bytes, int category, void **memory);
 void pk_memory_give(pk_context *context, void *memory, int64_t bytes, int category);
 

@@ -13,7 +13,8 @@
 /* The name of a kernel in this compilation's instruction set. */
 #define PK_KERNEL(name) PK_JOIN(pk_cpu_, name, PK_ISA)
 
-#define PK_OP(name, inputs, outputs, attributes, flags, summary) pk_status PK_KERNEL(name)(const pk_call *call);
+#define PK_OP(name, inputs, outputs, attributes, flags, summary)                                   \
+  pk_status PK_KERNEL(name)(const pk_call *call);
 #include "ops.def"
 #undef PK_OP
 #endif
@@ -21,14 +22,14 @@
 /* The pool of the device that runs the call. */
 pk_threads *pk_cpu_threads(const pk_call *call);
 
-/* Row-major products on the calling thread alone, C [m, p] = alpha * op(A) op(B) + beta * C, with leading
- * dimensions in elements; from cpu/blas.c (oneDNN or CBLAS). */
-void pk_cpu_gemm_f32(bool transpose_a, bool transpose_b, int64_t m, int64_t p, int64_t k, float alpha,
-                     const float *a, int64_t lda, const float *b, int64_t ldb, float beta, float *c,
-                     int64_t ldc);
-void pk_cpu_gemm_f64(bool transpose_a, bool transpose_b, int64_t m, int64_t p, int64_t k, double alpha,
-                     const double *a, int64_t lda, const double *b, int64_t ldb, double beta, double *c,
-                     int64_t ldc);
+/* Row-major products on the calling thread alone, C [m, p] = alpha * op(A) op(B) + beta * C, with
+ * leading dimensions in elements; from cpu/blas.c (oneDNN or CBLAS). */
+void pk_cpu_gemm_f32(bool transpose_a, bool transpose_b, int64_t m, int64_t p, int64_t k,
+                     float alpha, const float *a, int64_t lda, const float *b, int64_t ldb,
+                     float beta, float *c, int64_t ldc);
+void pk_cpu_gemm_f64(bool transpose_a, bool transpose_b, int64_t m, int64_t p, int64_t k,
+                     double alpha, const double *a, int64_t lda, const double *b, int64_t ldb,
+                     double beta, double *c, int64_t ldc);
 
 /* bf16 is the upper half of an f32; rounding is to nearest even, NaN stays NaN. */
 static inline float pk_bf16_to_f32(uint16_t value) {

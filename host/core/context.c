@@ -1,0 +1,96 @@
+/* Contexts: a device with its memory accounts. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/context.h"
+
+pk_context_options pk_context_defaults(void) {
+  return (pk_context_options){.device = "cpu", .threads = 0, .memory_limit = 0};
+}
+
+static pk_status open_device(const pk_context_options *options, pk_device **device) {
+  if (options->threads < 0 || options->threads > 4096) {
+    return pk_fail(PK_INVALID, "threads %lld is not between 1 and 4096 (0: one per core)",
+                   (long long)options->threads);
+  }
+  if (strcmp(options->device, "cpu") == 0) return pk_cpu_device_create(device, options->threads);
+  if (strncmp(options->device, "cuda", 4) == 0 || strcmp(options->device, "emu") == 0) {
+    return pk_fail(PK_UNSUPPORTED, "device '%s': this build has no CUDA device; use 'cpu'",
+                   options->device);
+  }
+  return pk_fail(PK_INVALID, "device '%s' is not known; known: cpu", options->device);
+}
+
+pk_status pk_context_create(pk_context **context, const pk_context_options *options) {
+  if (options->memory_limit < 0) {
+    return pk_fail(PK_INVALID, "memory limit %lld bytes is negative",
+                   (long long)options->memory_limit);
+  }
+  pk_context *created = calloc(1, sizeof *created);
+  if (!created) return pk_fail(PK_NO_MEMORY, "no host memory for a context");
+  pk_status status = open_device(options, &created->device);
+  if (status != PK_OK) {
+    free(created);
+    return status;
+  }
+  created->references = 1;
+  created->memory.limit =
+      options->memory_limit ? options->memory_limit : created->device->memory_available;
+  snprintf(created->description, sizeof created->description, "%s: %s, limit %.1f GiB",
+           created->device->name, created->device->description,
+           (double)created->memory.limit / 1073741824.0);
+  *context = created;
+  return PK_OK;
+}
+
+void pk_context_retain(pk_context *context) {
+  context->references++;
+}
+
+void pk_context_release(pk_context *context) {
+  if (--context->references > 0) return;
+  pk_memory_trim(context);
+  context->device->destroy(context->device);
+  free(context);
+}
+
+void pk_context_free(pk_context *context) {
+  if (context) pk_context_release(context);
+}
+
+const char *pk_context_describe(const pk_context *context) {
+  return context->description;
+}
+const char *pk_context_device(const pk_context *context) {
+  return context->device->name;
+}
+const char *pk_context_isa(const pk_context *context) {
+  return context->device->isa;
+}
+int64_t pk_context_threads(const pk_context *context) {
+  return context->device->threads;
+}
+int pk_context_has_bf16(const pk_context *context) {
+  return context->device->has_bf16;
+}
+pk_device *pk_context_get_device(const pk_context *context) {
+  return context->device;
+}
+
+pk_status pk_context_synchronize(pk_context *context) {
+  return context->device->synchronize(context->device);
+}
+
+const char *pk_devices(void) {
+  static _Thread_local char text[512];
+  pk_context_options options = pk_context_defaults();
+  pk_context *context = NULL;
+  if (pk_context_create(&context, &options) != PK_OK) {
+    snprintf(text, sizeof text, "cpu: not usable: %s\n", pk_error_message());
+    return text;
+  }
+  snprintf(text, sizeof text, "%s\n", pk_context_describe(context));
+  pk_context_free(context);
+  return text;
+}

@@ -1,0 +1,153 @@
+/* A context's device memory: the limit, the accounts by category, and blocks kept for reuse.
+ *
+ * Requests are rounded up to size classes (eight per power of two), and a freed block waits in its
+ * class's list: a training step asks for the same sizes again and again, and fresh pages cost more
+ * than the arithmetic on them. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "core/context.h"
+
+static const char *const category_names[PK_CATEGORIES] = {"parameters",  "gradients", "moments",
+                                                          "activations", "data",      "workspace"};
+
+const char *pk_category_name(int category) {
+  return category >= 0 && category < PK_CATEGORIES ? category_names[category] : "unknown";
+}
+
+/* The number of bytes' size class; *rounded becomes the bytes that the class holds. */
+static int size_class(int64_t bytes, int64_t *rounded) {
+  /* Steps of 64 bytes up to 1 KiB, then of an eighth of the power of two below. */
+  int64_t units = (bytes + 63) / 64;
+  if (units < 1) units = 1;
+  if (units <= 16) {
+    *rounded = units * 64;
+    return (int)units;
+  }
+  int octave = 63 - __builtin_clzll((unsigned long long)(units - 1));
+  int64_t step = (int64_t)1 << (octave - 3);
+  int64_t eighths = (units + step - 1) / step; /* 9 .. 16 */
+  *rounded = eighths * step * 64;
+  return 16 + (octave - 4) * 8 + (int)(eighths - 8);
+}
+
+/* The bytes that a class holds: the inverse of size_class. */
+static int64_t class_bytes(int class) {
+  if (class <= 16) return (int64_t) class * 64;
+  int octave = 4 + (class - 17) / 8;
+  int64_t eighths = 9 + (class - 17) % 8;
+  return (eighths << (octave - 3)) * 64;
+}
+
+/* Takes a block of the class from its list, or NULL. */
+static void *reuse(pk_context *context, int class) {
+  pk_free_block *block = context->free_blocks[class];
+  if (!block) return NULL;
+  void *memory = block->memory;
+  context->free_blocks[class] = block->next;
+  free(block);
+  return memory;
+}
+
+static void describe_use(const pk_context *context, char *text, size_t size) {
+  int used = 0;
+  text[0] = 0;
+  for (int c = 0; c < PK_CATEGORIES && used < (int)size; c++) {
+    if (context->memory.used[c] == 0) continue;
+    used += snprintf(text + used, size - (size_t)used, "%s%s %.1f MiB", used ? ", " : "",
+                     category_names[c], (double)context->memory.used[c] / 1048576.0);
+  }
+  if (used == 0) snprintf(text, size, "nothing");
+}
+
+static pk_status refuse(const pk_context *context, int64_t bytes, int category) {
+  char use[400];
+  describe_use(context, use, sizeof use);
+  return pk_fail(
+      PK_NO_MEMORY,
+      "out of memory: %.1f MiB more for %s would pass the limit of %.1f MiB on %s; in use: %s. "
+      "Free tensors, make the batch or model smaller, or raise runtime.memory_limit_mib",
+      (double)bytes / 1048576.0, pk_category_name(category),
+      (double)context->memory.limit / 1048576.0, context->device->name, use);
+}
+
+void pk_memory_trim(pk_context *context) {
+  for (int c = 0; c < PK_SIZE_CLASSES; c++) {
+    void *memory;
+    while ((memory = reuse(context, c))) {
+      context->device->release(context->device, memory, class_bytes(c));
+      context->memory.reserved -= class_bytes(c);
+    }
+  }
+}
+
+static void count_taken(pk_context *context, int64_t bytes, int category) {
+  pk_memory *memory = &context->memory;
+  memory->used[category] += bytes;
+  memory->total += bytes;
+  memory->allocations++;
+  memory->live++;
+  context->pressure += bytes;
+  if (memory->total > memory->total_peak) {
+    memory->total_peak = memory->total;
+    for (int c = 0; c < PK_CATEGORIES; c++) memory->peak[c] = memory->used[c];
+  }
+}
+
+pk_status pk_memory_take(pk_context *context, int64_t bytes, int category, void **memory) {
+  if (bytes < 0 || bytes > INT64_MAX / 4) {
+    return pk_fail(PK_INVALID, "a request for %lld bytes is not possible", (long long)bytes);
+  }
+  int64_t rounded;
+  int class = size_class(bytes, &rounded);
+  void *block = reuse(context, class);
+  if (!block) {
+    if (context->memory.reserved + rounded > context->memory.limit) pk_memory_trim(context);
+    if (context->memory.reserved + rounded > context->memory.limit) {
+      return refuse(context, bytes, category);
+    }
+    if (context->device->allocate(context->device, rounded, &block) != PK_OK) {
+      pk_memory_trim(context);
+      if (context->device->allocate(context->device, rounded, &block) != PK_OK) {
+        return refuse(context, bytes, category);
+      }
+    }
+    context->memory.reserved += rounded;
+  }
+  count_taken(context, bytes, category);
+  *memory = block;
+  return PK_OK;
+}
+
+void pk_memory_give(pk_context *context, void *memory, int64_t bytes, int category) {
+  if (!memory) return;
+  context->memory.used[category] -= bytes;
+  context->memory.total -= bytes;
+  context->memory.live--;
+  int64_t rounded;
+  int class = size_class(bytes, &rounded);
+  pk_free_block *block = malloc(sizeof *block);
+  if (!block) {
+    context->device->release(context->device, memory, rounded);
+    context->memory.reserved -= rounded;
+    return;
+  }
+  *block = (pk_free_block){.memory = memory, .next = context->free_blocks[class]};
+  context->free_blocks[class] = block;
+}
+
+void pk_memory_read(const pk_context *context, pk_memory *memory) {
+  *memory = context->memory;
+}
+
+void pk_memory_reset_peak(pk_context *context) {
+  pk_memory *memory = &context->memory;
+  memory->total_peak = memory->total;
+  for (int c = 0; c < PK_CATEGORIES; c++) memory->peak[c] = memory->used[c];
+}
+
+int64_t pk_memory_pressure(pk_context *context, int reset) {
+  int64_t pressure = context->pressure;
+  if (reset) context->pressure = 0;
+  return pressure;
+}

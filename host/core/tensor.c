@@ -1,0 +1,247 @@
+/* Tensors and the storages they share. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/context.h"
+
+static const int64_t dtype_sizes[] = {8, 4, 2, 4};
+static const char *const dtype_names[] = {"f64", "f32", "bf16", "i32"};
+
+static bool is_dtype(int dtype) {
+  return dtype >= PK_F64 && dtype <= PK_I32;
+}
+
+int64_t pk_dtype_size(int dtype) {
+  return is_dtype(dtype) ? dtype_sizes[dtype] : 0;
+}
+
+const char *pk_dtype_name(int dtype) {
+  return is_dtype(dtype) ? dtype_names[dtype] : "unknown";
+}
+
+void *pk_tensor_data(const pk_tensor *tensor) {
+  return (char *)tensor->storage->memory + tensor->offset * pk_dtype_size(tensor->dtype);
+}
+
+int64_t pk_tensor_inner(const pk_tensor *tensor) {
+  int64_t inner = 1;
+  for (int d = 1; d < tensor->rank; d++) inner *= tensor->shape[d];
+  return inner;
+}
+
+bool pk_tensor_is_dense(const pk_tensor *tensor) {
+  return tensor->rank == 0 || tensor->shape[0] <= 1 || tensor->stride == pk_tensor_inner(tensor);
+}
+
+/* Elements of a shape, refusing negative extents and sizes past 2^60 bytes. */
+static pk_status count_elements(int rank, const int64_t *shape, int64_t *numel) {
+  char text[PK_SHAPE_TEXT];
+  if (rank < 0 || rank > PK_MAX_RANK) {
+    return pk_fail(PK_INVALID, "a tensor of rank %d: the largest is %d", rank, PK_MAX_RANK);
+  }
+  int64_t count = 1;
+  for (int d = 0; d < rank; d++) {
+    if (shape[d] < 0) {
+      return pk_fail(PK_INVALID, "shape %s has a negative extent",
+                     pk_shape_text(text, rank, shape));
+    }
+    if (__builtin_mul_overflow(count, shape[d], &count) || count > ((int64_t)1 << 57)) {
+      return pk_fail(PK_INVALID, "shape %s has too many elements",
+                     pk_shape_text(text, rank, shape));
+    }
+  }
+  *numel = count;
+  return PK_OK;
+}
+
+static void storage_release(pk_storage *storage) {
+  if (--storage->references > 0) return;
+  pk_context *context = storage->context;
+  pk_memory_give(context, storage->memory, storage->bytes, storage->category);
+  free(storage);
+  pk_context_release(context);
+}
+
+static pk_status storage_create(pk_context *context, int64_t bytes, int category,
+                                pk_storage **storage) {
+  pk_storage *created = calloc(1, sizeof *created);
+  if (!created) return pk_fail(PK_NO_MEMORY, "no host memory for a tensor");
+  pk_status status = pk_memory_take(context, bytes, category, &created->memory);
+  if (status != PK_OK) {
+    free(created);
+    return status;
+  }
+  created->context = context;
+  created->bytes = bytes;
+  created->references = 1;
+  created->category = category;
+  pk_context_retain(context);
+  *storage = created;
+  return PK_OK;
+}
+
+pk_status pk_tensor_create_raw(pk_context *context, pk_tensor **tensor, int dtype, int rank,
+                               const int64_t *shape, int category) {
+  if (!is_dtype(dtype))
+    return pk_fail(PK_INVALID, "dtype %d is not one of f64, f32, bf16, i32", dtype);
+  if (category < 0 || category >= PK_CATEGORIES) {
+    return pk_fail(PK_INVALID, "memory category %d is not known", category);
+  }
+  int64_t numel = 0;
+  pk_status status = count_elements(rank, shape, &numel);
+  if (status != PK_OK) return status;
+  pk_tensor *created = calloc(1, sizeof *created);
+  if (!created) return pk_fail(PK_NO_MEMORY, "no host memory for a tensor");
+  status = storage_create(context, numel * dtype_sizes[dtype], category, &created->storage);
+  if (status != PK_OK) {
+    free(created);
+    return status;
+  }
+  created->context = context;
+  created->dtype = dtype;
+  created->rank = rank;
+  created->numel = numel;
+  for (int d = 0; d < rank; d++) created->shape[d] = shape[d];
+  created->stride = pk_tensor_inner(created);
+  *tensor = created;
+  return PK_OK;
+}
+
+pk_status pk_tensor_create(pk_context *context, pk_tensor **tensor, int dtype, int rank,
+                           const int64_t *shape, int category) {
+  pk_tensor *created = NULL;
+  pk_status status = pk_tensor_create_raw(context, &created, dtype, rank, shape, category);
+  if (status != PK_OK) return status;
+  status =
+      context->device->zero(context->device, created->storage->memory, created->storage->bytes);
+  if (status != PK_OK) {
+    pk_tensor_free(created);
+    return status;
+  }
+  *tensor = created;
+  return PK_OK;
+}
+
+void pk_tensor_free(pk_tensor *tensor) {
+  if (!tensor) return;
+  storage_release(tensor->storage);
+  free(tensor);
+}
+
+pk_status pk_tensor_view(const pk_tensor *base, pk_tensor **view, int rank, const int64_t *shape,
+                         int64_t stride, int64_t offset) {
+  int64_t numel = 0;
+  pk_status status = count_elements(rank, shape, &numel);
+  if (status != PK_OK) return status;
+  pk_tensor made = {.context = base->context,
+                    .storage = base->storage,
+                    .stride = stride,
+                    .numel = numel,
+                    .rank = rank,
+                    .dtype = base->dtype};
+  for (int d = 0; d < rank; d++) made.shape[d] = shape[d];
+  int64_t inner = pk_tensor_inner(&made);
+  int64_t held = base->storage->bytes / pk_dtype_size(base->dtype);
+  int64_t rows = rank > 0 ? shape[0] : 1;
+  char text[PK_SHAPE_TEXT];
+  bool fits = !__builtin_add_overflow(base->offset, offset, &made.offset) && made.offset >= 0 &&
+              made.offset <= held;
+  if (fits && numel > 0) {
+    int64_t last = 0;
+    fits = (rows == 1 || stride >= inner) && !__builtin_mul_overflow(rows - 1, stride, &last) &&
+           !__builtin_add_overflow(last, made.offset + inner, &last) && last <= held;
+  }
+  if (!fits) {
+    return pk_fail(PK_INVALID,
+                   "a view of shape %s, stride %lld, at element %lld does not fit in a storage of "
+                   "%lld elements",
+                   pk_shape_text(text, rank, shape), (long long)stride, (long long)made.offset,
+                   (long long)held);
+  }
+  pk_tensor *created = malloc(sizeof *created);
+  if (!created) return pk_fail(PK_NO_MEMORY, "no host memory for a view");
+  *created = made;
+  created->storage->references++;
+  *view = created;
+  return PK_OK;
+}
+
+static pk_status check_bytes(const pk_tensor *tensor, int64_t bytes, const char *what) {
+  int64_t expected = tensor->numel * pk_dtype_size(tensor->dtype);
+  if (bytes == expected) return PK_OK;
+  return pk_fail(PK_INVALID, "%s %lld bytes: the tensor of %lld %s elements has %lld", what,
+                 (long long)bytes, (long long)tensor->numel, pk_dtype_name(tensor->dtype),
+                 (long long)expected);
+}
+
+/* Contiguous runs of a tensor: one if it is dense, else one per entry of dimension 0. */
+static int64_t runs_of(const pk_tensor *tensor, int64_t *run_bytes, int64_t *stride_bytes) {
+  int64_t size = pk_dtype_size(tensor->dtype);
+  bool dense = pk_tensor_is_dense(tensor);
+  int64_t runs = dense ? 1 : tensor->shape[0];
+  *run_bytes = dense ? tensor->numel * size : pk_tensor_inner(tensor) * size;
+  *stride_bytes = tensor->stride * size;
+  return runs;
+}
+
+pk_status pk_tensor_write(pk_tensor *tensor, const void *data, int64_t bytes) {
+  pk_status status = check_bytes(tensor, bytes, "writing");
+  pk_device *device = tensor->context->device;
+  int64_t run_bytes, stride_bytes, runs = runs_of(tensor, &run_bytes, &stride_bytes);
+  char *memory = pk_tensor_data(tensor);
+  for (int64_t r = 0; r < runs && status == PK_OK; r++) {
+    status = device->upload(device, memory + r * stride_bytes, (const char *)data + r * run_bytes,
+                            run_bytes);
+  }
+  return status;
+}
+
+pk_status pk_tensor_read(const pk_tensor *tensor, void *data, int64_t bytes) {
+  pk_status status = check_bytes(tensor, bytes, "reading");
+  pk_device *device = tensor->context->device;
+  int64_t run_bytes, stride_bytes, runs = runs_of(tensor, &run_bytes, &stride_bytes);
+  const char *memory = pk_tensor_data(tensor);
+  for (int64_t r = 0; r < runs && status == PK_OK; r++) {
+    status = device->download(device, memory + r * stride_bytes, (char *)data + r * run_bytes,
+                              run_bytes);
+  }
+  return status;
+}
+
+pk_status pk_tensor_get(const pk_tensor *tensor, int64_t index, double *value) {
+  if (index < 0 || index >= tensor->numel) {
+    return pk_fail(PK_INVALID, "element %lld of a tensor of %lld", (long long)index,
+                   (long long)tensor->numel);
+  }
+  int64_t inner = pk_tensor_inner(tensor);
+  int64_t place = index / inner * tensor->stride + index % inner;
+  int64_t size = pk_dtype_size(tensor->dtype);
+  const char *memory = (const char *)pk_tensor_data(tensor) + place * size;
+  union {
+    double f64;
+    float f32;
+    int32_t i32;
+    uint16_t bf16;
+  } element;
+  pk_device *device = tensor->context->device;
+  pk_status status = device->download(device, memory, &element, size);
+  if (status != PK_OK) return status;
+  switch (tensor->dtype) {
+  case PK_F64:
+    *value = element.f64;
+    break;
+  case PK_F32:
+    *value = element.f32;
+    break;
+  case PK_I32:
+    *value = element.i32;
+    break;
+  default: {
+    uint32_t bits = (uint32_t)element.bf16 << 16;
+    float wide;
+    memcpy(&wide, &bits, sizeof wide);
+    *value = wide;
+  }
+  }
+  return PK_OK;
+}

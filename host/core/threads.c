@@ -1,0 +1,169 @@
+/* The one place that starts threads for arithmetic: a pool that runs numbered pieces. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/core.h"
+
+/* How often a waiting thread looks before it sleeps: about 20 microseconds, so that the short gaps
+ * between the operations of one step cost no wake-up. */
+enum { SPINS = 4000 };
+
+typedef struct pk_worker {
+  pk_threads *pool;
+  pthread_t thread;
+  int number;
+} pk_worker;
+
+struct pk_threads {
+  int count; /* the caller included */
+  int started;
+  pk_worker *workers; /* [count - 1] */
+  pthread_mutex_t mutex;
+  pthread_cond_t wake;
+  pthread_cond_t done;
+  atomic_uint_fast64_t generation; /* counts jobs; a change announces one */
+  atomic_bool stop;
+  atomic_int_fast64_t next; /* the next piece nobody has taken */
+  atomic_int busy;          /* workers that have not finished this job */
+  int64_t pieces;
+  pk_piece piece;
+  void *argument;
+};
+
+static inline void pause_briefly(void) {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ __volatile__("yield");
+#endif
+}
+
+static void run_pieces(pk_threads *pool, int thread) {
+  for (;;) {
+    int64_t piece = atomic_fetch_add_explicit(&pool->next, 1, memory_order_relaxed);
+    if (piece >= pool->pieces) return;
+    pool->piece(pool->argument, piece, thread);
+  }
+}
+
+/* Returns when the generation differs from seen. */
+static uint_fast64_t wait_for_job(pk_threads *pool, uint_fast64_t seen) {
+  uint_fast64_t now = seen;
+  for (int spin = 0; spin < SPINS; spin++) {
+    now = atomic_load_explicit(&pool->generation, memory_order_acquire);
+    if (now != seen) return now;
+    pause_briefly();
+  }
+  pthread_mutex_lock(&pool->mutex);
+  while ((now = atomic_load_explicit(&pool->generation, memory_order_acquire)) == seen) {
+    pthread_cond_wait(&pool->wake, &pool->mutex);
+  }
+  pthread_mutex_unlock(&pool->mutex);
+  return now;
+}
+
+static void *worker_main(void *argument) {
+  pk_worker *worker = argument;
+  pk_threads *pool = worker->pool;
+  uint_fast64_t seen = 0;
+  for (;;) {
+    seen = wait_for_job(pool, seen);
+    if (atomic_load(&pool->stop)) return NULL;
+    run_pieces(pool, worker->number);
+    if (atomic_fetch_sub_explicit(&pool->busy, 1, memory_order_acq_rel) == 1) {
+      pthread_mutex_lock(&pool->mutex);
+      pthread_cond_signal(&pool->done);
+      pthread_mutex_unlock(&pool->mutex);
+    }
+  }
+}
+
+static void announce(pk_threads *pool) {
+  pthread_mutex_lock(&pool->mutex);
+  atomic_fetch_add_explicit(&pool->generation, 1, memory_order_release);
+  pthread_cond_broadcast(&pool->wake);
+  pthread_mutex_unlock(&pool->mutex);
+}
+
+static void wait_for_workers(pk_threads *pool) {
+  for (int spin = 0; spin < SPINS; spin++) {
+    if (atomic_load_explicit(&pool->busy, memory_order_acquire) == 0) return;
+    pause_briefly();
+  }
+  pthread_mutex_lock(&pool->mutex);
+  while (atomic_load_explicit(&pool->busy, memory_order_acquire) != 0) {
+    pthread_cond_wait(&pool->done, &pool->mutex);
+  }
+  pthread_mutex_unlock(&pool->mutex);
+}
+
+void pk_parallel_for(pk_threads *pool, int64_t pieces, pk_piece piece, void *argument) {
+  if (pool->count == 1 || pieces <= 1) {
+    for (int64_t p = 0; p < pieces; p++) piece(argument, p, 0);
+    return;
+  }
+  pool->pieces = pieces;
+  pool->piece = piece;
+  pool->argument = argument;
+  atomic_store_explicit(&pool->next, 0, memory_order_relaxed);
+  atomic_store_explicit(&pool->busy, pool->count - 1, memory_order_relaxed);
+  announce(pool);
+  run_pieces(pool, 0);
+  wait_for_workers(pool);
+}
+
+int pk_threads_count(const pk_threads *pool) {
+  return pool->count;
+}
+
+void pk_threads_free(pk_threads *pool) {
+  if (!pool) return;
+  atomic_store(&pool->stop, true);
+  announce(pool);
+  for (int w = 0; w < pool->started; w++) pthread_join(pool->workers[w].thread, NULL);
+  pthread_mutex_destroy(&pool->mutex);
+  pthread_cond_destroy(&pool->wake);
+  pthread_cond_destroy(&pool->done);
+  free(pool->workers);
+  free(pool);
+}
+
+pk_status pk_threads_create(pk_threads **threads, int count) {
+  pk_threads *pool = calloc(1, sizeof *pool);
+  pk_worker *workers = calloc((size_t)count, sizeof *workers);
+  if (!pool || !workers) {
+    free(pool);
+    free(workers);
+    return pk_fail(PK_NO_MEMORY, "no memory for a pool of %d threads", count);
+  }
+  pool->count = count;
+  pool->workers = workers;
+  pthread_mutex_init(&pool->mutex, NULL);
+  pthread_cond_init(&pool->wake, NULL);
+  pthread_cond_init(&pool->done, NULL);
+
+  /* Workers inherit a mask without signals, so that the main thread alone meets them. */
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  int failure = 0;
+  for (int w = 0; w < count - 1 && !failure; w++) {
+    workers[w] = (pk_worker){.pool = pool, .number = w + 1};
+    failure = pthread_create(&workers[w].thread, NULL, worker_main, &workers[w]);
+    if (!failure) pool->started++;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  if (failure) {
+    int started = pool->started;
+    pk_threads_free(pool);
+    return pk_fail(PK_NO_MEMORY, "cannot start thread %d of %d: %s", started + 2, count,
+                   strerror(failure));
+  }
+  *threads = pool;
+  return PK_OK;
+}

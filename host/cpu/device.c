@@ -1,0 +1,241 @@
+/* The CPU as a device: its memory, its threads, and the choice of kernels by instruction set. */
+#define _GNU_SOURCE
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "cpu/cpu.h"
+
+/* From here on, blocks are mapped on their own, on 2 MiB pages where the kernel has them. */
+enum { LARGE_BYTES = 4 << 20, HUGE_PAGE_BYTES = 2 << 20 };
+
+/* What is left to the rest of the machine when no limit is set. */
+static const int64_t margin_bytes = (int64_t)256 << 20;
+
+typedef struct cpu_device {
+  pk_device base; /* first, so that a pk_device of the CPU is a cpu_device */
+  pk_threads *threads;
+  char description[192];
+} cpu_device;
+
+typedef struct instruction_set {
+  const char *name;  /* what PACKLUA_ISA says */
+  const char *title; /* what people call it */
+  const pk_kernel *kernels;
+} instruction_set;
+
+#if defined(__x86_64__)
+extern const pk_kernel pk_cpu_kernels_v2[], pk_cpu_kernels_v3[], pk_cpu_kernels_v4[];
+static const instruction_set sets[] = {{"v2", "sse4.2", pk_cpu_kernels_v2},
+                                       {"v3", "avx2", pk_cpu_kernels_v3},
+                                       {"v4", "avx512", pk_cpu_kernels_v4}};
+
+/* The index of the best set that this processor has. */
+static int best_set(void) {
+  bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+            __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+  bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+            __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+            __builtin_cpu_supports("avx512vl");
+  return v4 ? 2 : v3 ? 1 : 0;
+}
+#else
+extern const pk_kernel pk_cpu_kernels_neon[];
+static const instruction_set sets[] = {{"neon", "neon", pk_cpu_kernels_neon}};
+
+static int best_set(void) {
+  return 0;
+}
+#endif
+
+/* The best set, or a lower one that the environment asks for. */
+static pk_status choose_set(const instruction_set **chosen) {
+  int best = best_set();
+  const char *cap = getenv("PACKLUA_ISA");
+  *chosen = &sets[best];
+  if (!cap || !*cap) return PK_OK;
+  for (int s = 0; s < (int)(sizeof sets / sizeof *sets); s++) {
+    if (strcmp(sets[s].name, cap) != 0) continue;
+    if (s > best) {
+      return pk_fail(PK_UNSUPPORTED, "PACKLUA_ISA=%s: this processor has up to %s", cap,
+                     sets[best].name);
+    }
+    *chosen = &sets[s];
+    return PK_OK;
+  }
+  return pk_fail(PK_INVALID, "PACKLUA_ISA=%s is not an instruction set of this build", cap);
+}
+
+static pk_status allocate(pk_device *device, int64_t bytes, void **memory) {
+  (void)device;
+  void *block;
+  if (bytes < LARGE_BYTES) {
+    block = aligned_alloc(64, (size_t)((bytes + 63) / 64 * 64));
+    if (!block) return pk_fail(PK_NO_MEMORY, "the system refused %lld bytes", (long long)bytes);
+  } else {
+    block = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (block == MAP_FAILED) {
+      return pk_fail(PK_NO_MEMORY, "the system refused %lld bytes", (long long)bytes);
+    }
+    madvise(block, (size_t)bytes, MADV_HUGEPAGE);
+  }
+  *memory = block;
+  return PK_OK;
+}
+
+static void release(pk_device *device, void *memory, int64_t bytes) {
+  (void)device;
+  if (bytes < LARGE_BYTES) {
+    free(memory);
+  } else {
+    munmap(memory, (size_t)bytes);
+  }
+}
+
+static pk_status zero(pk_device *device, void *memory, int64_t bytes) {
+  (void)device;
+  memset(memory, 0, (size_t)bytes);
+  return PK_OK;
+}
+
+static pk_status upload(pk_device *device, void *memory, const void *data, int64_t bytes) {
+  (void)device;
+  if (bytes > 0) memcpy(memory, data, (size_t)bytes);
+  return PK_OK;
+}
+
+static pk_status download(pk_device *device, const void *memory, void *data, int64_t bytes) {
+  (void)device;
+  if (bytes > 0) memcpy(data, memory, (size_t)bytes);
+  return PK_OK;
+}
+
+static pk_status synchronize(pk_device *device) {
+  (void)device;
+  return PK_OK;
+}
+
+static void destroy(pk_device *device) {
+  cpu_device *cpu = (cpu_device *)device;
+  pk_threads_free(cpu->threads);
+  free(cpu);
+}
+
+static int64_t available_cores(void) {
+  cpu_set_t cores;
+  if (sched_getaffinity(0, sizeof cores, &cores) == 0) return CPU_COUNT(&cores);
+  int64_t online = sysconf(_SC_NPROCESSORS_ONLN);
+  return online > 0 ? online : 1;
+}
+
+/* The number after name in a file of "name value" lines (or the first number, without a name); -1
+ * if there is none. */
+static int64_t number_in_file(const char *path, const char *name) {
+  FILE *file = fopen(path, "r");
+  if (!file) return -1;
+  char line[256];
+  long long number = -1;
+  size_t length = name ? strlen(name) : 0;
+  while (fgets(line, sizeof line, file)) {
+    if (name && strncmp(line, name, length) != 0) continue;
+    if (sscanf(line + length, "%lld", &number) != 1) number = -1;
+    break;
+  }
+  fclose(file);
+  return number;
+}
+
+/* Bytes that this process's cgroup has left, or -1 without a limit. */
+static int64_t cgroup_available(void) {
+  char folder[512] = "";
+  FILE *file = fopen("/proc/self/cgroup", "r");
+  if (!file) return -1;
+  char line[512];
+  while (fgets(line, sizeof line, file)) {
+    if (strncmp(line, "0::", 3) == 0) {
+      line[strcspn(line, "\n")] = 0;
+      snprintf(folder, sizeof folder, "%s", line + 3);
+    }
+  }
+  fclose(file);
+  char path[600];
+  snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.max", folder);
+  int64_t limit = number_in_file(path, NULL);
+  snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.current", folder);
+  int64_t current = number_in_file(path, NULL);
+  if (limit < 0 || current < 0) {
+    limit = number_in_file("/sys/fs/cgroup/memory/memory.limit_in_bytes", NULL);
+    current = number_in_file("/sys/fs/cgroup/memory/memory.usage_in_bytes", NULL);
+  }
+  return limit < 0 || current < 0 ? -1 : limit - current;
+}
+
+static int64_t memory_available(void) {
+  int64_t kilobytes = number_in_file("/proc/meminfo", "MemAvailable:");
+  int64_t bytes = kilobytes >= 0 ? kilobytes * 1024 : (int64_t)4 << 30;
+  int64_t group = cgroup_available();
+  if (group >= 0 && group < bytes) bytes = group;
+  return bytes > 2 * margin_bytes ? bytes - margin_bytes : bytes / 2;
+}
+
+static void processor_name(char *name, size_t size) {
+  snprintf(name, size, "processor");
+  FILE *file = fopen("/proc/cpuinfo", "r");
+  if (!file) return;
+  char line[256];
+  while (fgets(line, sizeof line, file)) {
+    char *colon = strchr(line, ':');
+    if (strncmp(line, "model name", 10) != 0 || !colon) continue;
+    line[strcspn(line, "\n")] = 0;
+    snprintf(name, size, "%s", colon + 2);
+    break;
+  }
+  fclose(file);
+}
+
+pk_threads *pk_cpu_device_threads(pk_device *device) {
+  return ((cpu_device *)device)->threads;
+}
+
+pk_threads *pk_cpu_threads(const pk_call *call) {
+  return pk_cpu_device_threads(pk_context_get_device(call->context));
+}
+
+pk_status pk_cpu_device_create(pk_device **device, int64_t threads) {
+  const instruction_set *set;
+  pk_status status = choose_set(&set);
+  if (status != PK_OK) return status;
+  cpu_device *cpu = calloc(1, sizeof *cpu);
+  if (!cpu) return pk_fail(PK_NO_MEMORY, "no host memory for the CPU device");
+  int64_t count = threads > 0 ? threads : available_cores();
+  status = pk_threads_create(&cpu->threads, (int)count);
+  if (status != PK_OK) {
+    free(cpu);
+    return status;
+  }
+  char processor[128];
+  processor_name(processor, sizeof processor);
+  snprintf(cpu->description, sizeof cpu->description, "%s, %lld thread%s, %s", processor,
+           (long long)count, count == 1 ? "" : "s", set->title);
+  cpu->base = (pk_device){
+      .name = "cpu",
+      .description = cpu->description,
+      .isa = set->title,
+      .has_bf16 = false, /* bf16 products are computed in f32 (matmul.c) */
+      .threads = count,
+      .memory_available = memory_available(),
+      .kernels = set->kernels,
+      .allocate = allocate,
+      .release = release,
+      .zero = zero,
+      .upload = upload,
+      .download = download,
+      .synchronize = synchronize,
+      .destroy = destroy,
+  };
+  *device = &cpu->base;
+  return PK_OK;
+}
