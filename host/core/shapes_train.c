@@ -1,0 +1,131 @@
+/* Shape rules of the training step and of what reads the workers. */
+#include "core/shapes.h"
+
+enum { GUARD_LENGTH = 8, SCALARS_LENGTH = 12 };
+
+/* Input i is an arena or part of one, [N, ...] in f32 or f64. */
+static pk_status expect_workers(const pk_call *call, int i) {
+  const pk_tensor *x = call->inputs[i];
+  pk_status status = pk_shape_expect_dtype(call, i, PK_ARITHMETIC);
+  if (status || x->rank >= 2) return status;
+  return pk_shape_expect_rank(call, i, 2, "[N, D]");
+}
+
+/* Input i is a vector of length count. */
+static pk_status expect_vector(const pk_call *call, int i, int dtype, int64_t count,
+                               const char *from) {
+  pk_status status = pk_shape_expect_dtype(call, i, 1 << dtype);
+  return status ? status : pk_shape_expect(call, i, 1, &count, from);
+}
+
+static pk_status expect_scalars(const pk_call *call, int i) {
+  return expect_vector(call, i, PK_F64, SCALARS_LENGTH, NULL);
+}
+
+static pk_status expect_guard(const pk_call *call, int i) {
+  pk_status status = pk_shape_expect_dtype(call, i, 1 << PK_I32);
+  int64_t length = GUARD_LENGTH;
+  return status ? status : pk_shape_expect(call, i, 1, &length, NULL);
+}
+
+static pk_status expect_mixing(const pk_call *call, int i, int64_t workers) {
+  int64_t extents[2] = {workers, workers};
+  pk_status status = pk_shape_expect_dtype(call, i, 1 << PK_F64);
+  return status ? status : pk_shape_expect(call, i, 2, extents, "x");
+}
+
+/* x [N, D], the first input, and g, m and v, the next three, are arenas of one layout. */
+static pk_status expect_arenas(const pk_call *call) {
+  const pk_tensor *x = call->inputs[0];
+  pk_status status = pk_shape_expect_dtype(call, 0, PK_ARITHMETIC);
+  if (!status) status = pk_shape_expect_rank(call, 0, 2, "[N, D]");
+  for (int i = 1; !status && i < 4; i++) {
+    status = pk_shape_expect_same_dtype(call, 0, i);
+    if (!status) status = pk_shape_expect(call, i, 2, x->shape, "x");
+  }
+  if (status) return status;
+  if (x->shape[1] % PK_ARENA_ALIGNMENT)
+    return pk_shape_refuse(call, "the %lld columns of x are not a multiple of %d",
+                           (long long)x->shape[1], PK_ARENA_ALIGNMENT);
+  return PK_OK;
+}
+
+/* blocks has one entry for each PK_ARENA_ALIGNMENT columns of x. */
+static pk_status expect_blocks(const pk_call *call, int i) {
+  int64_t count = call->inputs[0]->shape[1] / PK_ARENA_ALIGNMENT;
+  pk_status status = pk_shape_expect_dtype(call, i, 1 << PK_I32);
+  return status ? status : pk_shape_expect(call, i, 1, &count, "x [N, 64 * blocks]");
+}
+
+pk_status pk_shape_gradient_norm(const pk_call *call, pk_shape *outputs) {
+  const pk_tensor *g = call->inputs[0];
+  pk_status status = expect_workers(call, 0);
+  if (!status) status = expect_vector(call, 1, PK_F64, g->shape[0], "g");
+  return status ? status : pk_shape_set(call, outputs, PK_F64, 1, g->shape);
+}
+
+pk_status pk_shape_check_finite(const pk_call *call, pk_shape *outputs) {
+  (void)outputs;
+  const pk_tensor *loss = call->inputs[0];
+  pk_status status = pk_shape_expect_dtype(call, 0, PK_ARITHMETIC);
+  if (!status) status = pk_shape_expect_rank(call, 0, 1, "[N]");
+  if (!status) status = expect_vector(call, 1, PK_F64, loss->shape[0], "loss");
+  if (!status) status = expect_scalars(call, 2);
+  return status ? status : expect_guard(call, 3);
+}
+
+pk_status pk_shape_clip(const pk_call *call, pk_shape *outputs) {
+  (void)outputs;
+  const pk_tensor *g = call->inputs[0];
+  pk_status status = expect_workers(call, 0);
+  if (!status) status = expect_vector(call, 1, PK_F64, g->shape[0], "g");
+  if (!status) status = expect_vector(call, 2, PK_F64, g->shape[0], "g");
+  if (!status) status = expect_scalars(call, 3);
+  return status ? status : expect_guard(call, 4);
+}
+
+pk_status pk_shape_mix(const pk_call *call, pk_shape *outputs) {
+  (void)outputs;
+  pk_status status = expect_workers(call, 0);
+  if (!status) status = expect_mixing(call, 1, call->inputs[0]->shape[0]);
+  if (!status) status = expect_scalars(call, 2);
+  return status ? status : expect_guard(call, 3);
+}
+
+pk_status pk_shape_adamw(const pk_call *call, pk_shape *outputs) {
+  (void)outputs;
+  pk_status status = expect_arenas(call);
+  if (!status) status = expect_blocks(call, 4);
+  if (!status) status = expect_scalars(call, 5);
+  return status ? status : expect_guard(call, 6);
+}
+
+pk_status pk_shape_update(const pk_call *call, pk_shape *outputs) {
+  (void)outputs;
+  const pk_tensor *x = call->inputs[0];
+  pk_status status = expect_arenas(call);
+  if (!status) status = expect_vector(call, 4, PK_F64, x->shape[0], "x");
+  if (!status) status = expect_vector(call, 5, PK_F64, x->shape[0], "x");
+  if (!status) status = expect_mixing(call, 6, x->shape[0]);
+  if (!status) status = expect_blocks(call, 7);
+  if (!status) status = expect_scalars(call, 8);
+  if (!status) status = expect_guard(call, 9);
+  if (status || !call->inputs[10]) return status;
+  status = pk_shape_expect_dtype(call, 10, 1 << PK_BF16);
+  return status ? status : pk_shape_expect(call, 10, 2, x->shape, "x");
+}
+
+pk_status pk_shape_average(const pk_call *call, pk_shape *outputs) {
+  const pk_tensor *x = call->inputs[0];
+  pk_status status = expect_workers(call, 0);
+  if (status) return status;
+  int64_t extents[PK_MAX_RANK] = {1};
+  for (int d = 1; d < x->rank; d++) extents[d] = x->shape[d];
+  return pk_shape_set(call, outputs, x->dtype, x->rank, extents);
+}
+
+pk_status pk_shape_consensus_distance(const pk_call *call, pk_shape *outputs) {
+  int64_t one = 1;
+  pk_status status = expect_workers(call, 0);
+  return status ? status : pk_shape_set(call, outputs, PK_F64, 1, &one);
+}
