@@ -260,7 +260,7 @@ pk_status pk_value_from_json(const char *text, int64_t bytes, const char *name, 
 pk_status pk_value_from_yaml(const char *text, int64_t bytes, const char *name, pk_value **root);
 
 /* Runs text, a Lua chunk that returns a table, in a state of its own: no globals, no string methods,
- * no bytecode, compiler off, at most 10 million instructions and 64 MiB. */
+ * no bytecode, compiler off, at most 10 million instructions, 64 MiB and 5 seconds. */
 pk_status pk_value_from_lua(const char *text, int64_t bytes, const char *name, pk_value **root);
 void pk_value_free(pk_value *root);
 
