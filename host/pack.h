@@ -132,6 +132,13 @@ pk_status pk_tensor_create(pk_context *context, pk_tensor **tensor, int dtype, i
                            const int64_t *shape, int category);
 void pk_tensor_free(pk_tensor *tensor);
 
+/* A tensor may also live in a struct of the caller's (a binding's object): move takes over what tensor
+ * owns into *into, whose content is overwritten, and frees the rest of tensor. Such a struct is given
+ * up with pk_tensor_release, which also makes any tensor unusable: storage becomes NULL, and everything
+ * but release and free refuses it. Releasing twice is harmless. */
+void pk_tensor_move(pk_tensor *tensor, pk_tensor *into);
+void pk_tensor_release(pk_tensor *tensor);
+
 /* A view of base's storage: shape, stride of dimension 0 and first element (from base's first), in
  * elements. Edits are seen by both. Owned. Errors: a view that would leave base's storage. */
 pk_status pk_tensor_view(const pk_tensor *base, pk_tensor **view, int rank, const int64_t *shape,

@@ -84,6 +84,9 @@ static pk_status check_inputs(const pk_call *call, const pk_op_info *info) {
     if (!input && (variadic || !input_is_optional(info, i))) {
       return pk_fail(PK_INVALID, "%s: input %d (%.*s) is missing", info->name, i + 1, length, name);
     }
+    if (input && !input->storage) {
+      return pk_fail(PK_INVALID, "%s: input %d (%.*s) was freed", info->name, i + 1, length, name);
+    }
     if (input && input->context != call->context) {
       return pk_fail(PK_INVALID, "%s: input %d (%.*s) belongs to another device context",
                      info->name, i + 1, length, name);
@@ -113,6 +116,9 @@ static pk_status check_output(const pk_call *call, const pk_op_info *info, int i
   const pk_tensor *output = call->outputs[index];
   int length;
   const char *name = name_at(info->outputs, index, &length);
+  if (!output->storage) {
+    return pk_fail(PK_INVALID, "%s: output %.*s was freed", info->name, length, name);
+  }
   if (output->context != call->context) {
     return pk_fail(PK_INVALID, "%s: output %.*s belongs to another device context", info->name,
                    length, name);

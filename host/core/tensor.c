@@ -122,16 +122,34 @@ pk_status pk_tensor_create(pk_context *context, pk_tensor **tensor, int dtype, i
   return PK_OK;
 }
 
+void pk_tensor_release(pk_tensor *tensor) {
+  if (tensor->storage) storage_release(tensor->storage);
+  tensor->storage = NULL;
+}
+
+void pk_tensor_move(pk_tensor *tensor, pk_tensor *into) {
+  *into = *tensor;
+  free(tensor);
+}
+
 void pk_tensor_free(pk_tensor *tensor) {
   if (!tensor) return;
-  storage_release(tensor->storage);
+  pk_tensor_release(tensor);
   free(tensor);
+}
+
+static pk_status check_alive(const pk_tensor *tensor) {
+  if (tensor->storage) return PK_OK;
+  char text[PK_SHAPE_TEXT];
+  return pk_fail(PK_INVALID, "the tensor %s %s was freed", pk_dtype_name(tensor->dtype),
+                 pk_shape_text(text, tensor->rank, tensor->shape));
 }
 
 pk_status pk_tensor_view(const pk_tensor *base, pk_tensor **view, int rank, const int64_t *shape,
                          int64_t stride, int64_t offset) {
   int64_t numel = 0;
-  pk_status status = count_elements(rank, shape, &numel);
+  pk_status status = check_alive(base);
+  if (status == PK_OK) status = count_elements(rank, shape, &numel);
   if (status != PK_OK) return status;
   pk_tensor made = {.context = base->context,
                     .storage = base->storage,
@@ -167,6 +185,8 @@ pk_status pk_tensor_view(const pk_tensor *base, pk_tensor **view, int rank, cons
 }
 
 static pk_status check_bytes(const pk_tensor *tensor, int64_t bytes, const char *what) {
+  pk_status status = check_alive(tensor);
+  if (status != PK_OK) return status;
   int64_t expected = tensor->numel * pk_dtype_size(tensor->dtype);
   if (bytes == expected) return PK_OK;
   return pk_fail(PK_INVALID, "%s %lld bytes: the tensor of %lld %s elements has %lld", what,
@@ -186,6 +206,7 @@ static int64_t runs_of(const pk_tensor *tensor, int64_t *run_bytes, int64_t *str
 
 pk_status pk_tensor_write(pk_tensor *tensor, const void *data, int64_t bytes) {
   pk_status status = check_bytes(tensor, bytes, "writing");
+  if (status != PK_OK) return status;
   pk_device *device = tensor->context->device;
   int64_t run_bytes, stride_bytes, runs = runs_of(tensor, &run_bytes, &stride_bytes);
   char *memory = pk_tensor_data(tensor);
@@ -198,6 +219,7 @@ pk_status pk_tensor_write(pk_tensor *tensor, const void *data, int64_t bytes) {
 
 pk_status pk_tensor_read(const pk_tensor *tensor, void *data, int64_t bytes) {
   pk_status status = check_bytes(tensor, bytes, "reading");
+  if (status != PK_OK) return status;
   pk_device *device = tensor->context->device;
   int64_t run_bytes, stride_bytes, runs = runs_of(tensor, &run_bytes, &stride_bytes);
   const char *memory = pk_tensor_data(tensor);
@@ -209,6 +231,8 @@ pk_status pk_tensor_read(const pk_tensor *tensor, void *data, int64_t bytes) {
 }
 
 pk_status pk_tensor_get(const pk_tensor *tensor, int64_t index, double *value) {
+  pk_status status = check_alive(tensor);
+  if (status != PK_OK) return status;
   if (index < 0 || index >= tensor->numel) {
     return pk_fail(PK_INVALID, "element %lld of a tensor of %lld", (long long)index,
                    (long long)tensor->numel);
@@ -224,7 +248,7 @@ pk_status pk_tensor_get(const pk_tensor *tensor, int64_t index, double *value) {
     uint16_t bf16;
   } element;
   pk_device *device = tensor->context->device;
-  pk_status status = device->download(device, memory, &element, size);
+  status = device->download(device, memory, &element, size);
   if (status != PK_OK) return status;
   switch (tensor->dtype) {
   case PK_F64:
