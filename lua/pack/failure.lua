@@ -1,0 +1,23 @@
+--- Errors that decide the exit code of the program: objects with a message and the code.
+local failure = {}
+
+local class = {
+  __tostring = function(self) return self.message end,
+}
+
+--- Raises an error that ends the program with `exit`; `message` may be "", which prints nothing.
+function failure.raise(exit, message)
+  error(setmetatable({ message = message, exit = exit }, class), 0)
+end
+
+--- Raises a usage error (exit code 2): what the user asked for makes no sense. printf style.
+function failure.usage(format, ...)
+  failure.raise(2, select("#", ...) > 0 and format:format(...) or format)
+end
+
+--- Whether a caught error is one of these objects.
+function failure.is(object)
+  return getmetatable(object) == class
+end
+
+return failure

@@ -1,0 +1,157 @@
+--- JSON: written with sorted keys and numbers that read back to the same bits; read by the host.
+local value = require("pack.value")
+
+local json = {}
+
+--- JSON's null.
+json.null = value.null
+
+--- Marks a table as an array, so that an empty one is written as [].
+json.array = value.array
+
+local escapes = {
+  ['"'] = '\\"', ["\\"] = "\\\\", ["\b"] = "\\b", ["\f"] = "\\f",
+  ["\n"] = "\\n", ["\r"] = "\\r", ["\t"] = "\\t",
+}
+
+local function escape(character)
+  return escapes[character] or ("\\u%04x"):format(character:byte())
+end
+
+-- Length of the UTF-8 sequence at position i, or nil (Unicode 15, table 3-7).
+local function sequence_length(text, i)
+  local lead, second = text:byte(i, i + 1)
+  if lead < 0x80 then return 1 end
+  local length = lead >= 0xf0 and 4 or lead >= 0xe0 and 3 or 2
+  if lead < 0xc2 or lead > 0xf4 or i + length - 1 > #text then return nil end
+  local low = lead == 0xe0 and 0xa0 or lead == 0xf0 and 0x90 or 0x80
+  local high = lead == 0xed and 0x9f or lead == 0xf4 and 0x8f or 0xbf
+  if second < low or second > high then return nil end
+  for k = i + 2, i + length - 1 do
+    local byte = text:byte(k)
+    if byte < 0x80 or byte > 0xbf then return nil end
+  end
+  return length
+end
+
+-- Bytes that are not UTF-8, such as half a character of generated text, become U+FFFD.
+local function to_utf8(text)
+  local pieces, i = {}, 1
+  while i <= #text do
+    local length = sequence_length(text, i)
+    pieces[#pieces + 1] = length and text:sub(i, i + length - 1) or "\239\191\189"
+    i = i + (length or 1)
+  end
+  return table.concat(pieces)
+end
+
+local function encode_string(text)
+  if text:find("[\128-\255]") then text = to_utf8(text) end
+  return '"' .. text:gsub('[%c"\\]', escape) .. '"'
+end
+
+local function encode_number(x)
+  if x == math.floor(x) and math.abs(x) < 2 ^ 53 then return ("%.0f"):format(x) end
+  local text
+  for digits = 15, 17 do
+    text = ("%." .. digits .. "g"):format(x)
+    if tonumber(text) == x then break end
+  end
+  -- Written like an integer, a value from 2^53 on would be refused when it is read.
+  return text:find("[.e]") and text or text .. ".0"
+end
+
+local function sorted_keys(t, path)
+  local keys = {}
+  for key in pairs(t) do
+    if type(key) ~= "string" then
+      error(("json.encode: %s has a key that is a %s among its names"):format(path, type(key)), 0)
+    end
+    keys[#keys + 1] = key
+  end
+  table.sort(keys)
+  return keys
+end
+
+local function non_finite_name(x)
+  return x ~= x and "nan" or x > 0 and "inf" or "-inf"
+end
+
+local encode_value
+
+local function join(state, open, pieces, close, depth, on_one_line)
+  if #pieces == 0 then return open .. close end
+  if not state.pretty then return open .. table.concat(pieces, ",") .. close end
+  if on_one_line then return open .. table.concat(pieces, ", ") .. close end
+  local indent = ("  "):rep(depth)
+  return open .. "\n" .. indent .. "  " .. table.concat(pieces, ",\n" .. indent .. "  ")
+    .. "\n" .. indent .. close
+end
+
+local function encode_array(state, t, path, depth)
+  local count, flat, pieces = 0, true, {}
+  for _ in pairs(t) do count = count + 1 end
+  if count ~= #t then
+    error(("json.encode: %s is neither an array without holes nor a table of names"):format(path), 0)
+  end
+  for i = 1, count do
+    flat = flat and type(t[i]) ~= "table"
+    pieces[i] = encode_value(state, t[i], ("%s[%d]"):format(path, i), depth + 1)
+  end
+  return join(state, "[", pieces, "]", depth, flat)
+end
+
+local function encode_object(state, t, path, depth)
+  local pieces = {}
+  local separator = state.pretty and ": " or ":"
+  for i, key in ipairs(sorted_keys(t, path == "" and "the table" or path)) do
+    local inner = path == "" and key or path .. "." .. key
+    pieces[i] = encode_string(key) .. separator .. encode_value(state, t[key], inner, depth + 1)
+  end
+  return join(state, "{", pieces, "}", depth)
+end
+
+function encode_value(state, x, path, depth)
+  local kind = type(x)
+  if x == value.null then return "null" end
+  if kind == "string" then return encode_string(x) end
+  if kind == "boolean" then return tostring(x) end
+  if kind == "number" then
+    if x - x == 0 then return encode_number(x) end
+    state.non_finite = state.non_finite or {}
+    state.non_finite[path] = non_finite_name(x)
+    return "null"
+  end
+  if kind ~= "table" then
+    error(("json.encode: %s is a %s"):format(path == "" and "the value" or path, kind), 0)
+  end
+  if depth == 64 then
+    error(("json.encode: %s is nested deeper than 64 levels (or contains itself)"):format(path), 0)
+  end
+  if #x > 0 or value.is_array(x) then return encode_array(state, x, path, depth) end
+  return encode_object(state, x, path, depth)
+end
+
+--- `x` as JSON text. A table with entries 1 .. n is an array, an empty one an object unless
+--- json.array marked it. NaN and infinities become null, and the outermost object then says where
+--- they were: `"nonfinite": {"loss_worker[2]": "nan"}`; the second result is that table or nil.
+--- options: pretty = true indents by two spaces. Errors: functions, cdata, mixed keys, cycles.
+function json.encode(x, options)
+  local state = { pretty = options and options.pretty }
+  local text = encode_value(state, x, "", 0)
+  local non_finite = state.non_finite
+  if non_finite and type(x) == "table" and #x == 0 then
+    local copy = { nonfinite = non_finite }
+    for key, entry in pairs(x) do copy[key] = entry end
+    text = encode_value(state, copy, "", 0)
+  end
+  return text, non_finite
+end
+
+--- The value of a JSON text (null is json.null), or nil and a message with line and column.
+--- `name` is what the message calls the text.
+function json.decode(text, name)
+  return value.parse("json", text, name or "JSON")
+end
+
+return json
