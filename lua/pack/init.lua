@@ -1,0 +1,41 @@
+--- The library: require "pack" gives its modules, tensor makers and operations by name.
+--
+-- pack.topology is require "pack.topology", loaded at first use so that starting stays a matter of
+-- milliseconds; pack.zeros and the other makers come from pack.tensor, derivatives from pack.grad,
+-- and any operation of pack.ops can be called as pack.matmul.
+local pack = {
+  --- The version of the library and of the program.
+  version = require "pack.version",
+}
+
+-- Functions that are worth a short name: name -> {module, its name there}.
+local functions = {
+  zeros = {"tensor", "zeros"},
+  ones = {"tensor", "ones"},
+  full = {"tensor", "full"},
+  from = {"tensor", "from"},
+  arange = {"tensor", "arange"},
+  normal = {"tensor", "normal"},
+  uniform = {"tensor", "uniform"},
+}
+
+local function find(name)
+  local place = functions[name]
+  if place then return require("pack." .. place[1])[place[2]] end
+  local module = "pack." .. name
+  if package.loaded[module] or package.preload[module] or package.searchpath(module, package.path) then
+    return require(module)
+  end
+  if require("pack.dispatch").operations[name] then return require("pack.ops")[name] end
+end
+
+return setmetatable(pack, {
+  __index = function(self, name)
+    local value = type(name) == "string" and find(name)
+    if not value then
+      error(("pack has no module, function or operation '%s'"):format(tostring(name)), 2)
+    end
+    rawset(self, name, value)
+    return value
+  end,
+})
