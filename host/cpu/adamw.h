@@ -1,0 +1,179 @@
+/* The arithmetic of the training step, shared by the separate operations (train.c) and the fused
+ * update (update.c), so that both give the same bits.
+ *
+ * AdamW (Loshchilov and Hutter 2019) in the arena's dtype T. Hyperparameters come in f64, are
+ * combined in f64 and rounded to T once; then, each operation rounded to T: m <- beta1 m + (1 -
+ * beta1) g v <- beta2 v + ((1 - beta2) g) g x <- (1 - lr wd) x - lr ((m / correction1) / (sqrt(v /
+ * correction2) + eps)) with products by the rounded reciprocals of the corrections. Where weight
+ * decay does not apply, 1 - lr wd is 1. */
+#ifndef PK_ADAMW_H
+#define PK_ADAMW_H
+
+#include "cpu/cpu.h"
+
+#define PK_INLINE static inline __attribute__((always_inline))
+
+/* Element i of a vector of numbers that may have a stride. */
+static inline double pk_number_at(const pk_tensor *vector, int64_t i) {
+  return ((const double *)pk_tensor_data(vector))[i * vector->stride];
+}
+
+static inline int32_t *pk_guard_at(const pk_tensor *guard, int place) {
+  return (int32_t *)pk_tensor_data(guard) + place * guard->stride;
+}
+
+static inline bool pk_is_stopped(const pk_tensor *guard) {
+  return *pk_guard_at(guard, PK_GUARD_STOPPED) != 0;
+}
+
+/* A mixing counts if the scalars say that this step is one. */
+static inline void pk_count_mixing(const pk_tensor *guard, const pk_tensor *scalars) {
+  if (pk_number_at(scalars, PK_SCALAR_MIXES) != 0) ++*pk_guard_at(guard, PK_GUARD_MIXINGS);
+}
+
+/* Columns that a piece of mixing works on, so that all workers' stay in the cache; the result does
+ * not depend on it. */
+static inline int64_t pk_update_columns(const pk_tensor *x) {
+  int64_t columns = 65536 / ((x->shape[0] + 1) * pk_dtype_size(x->dtype)) / 64 * 64;
+  return columns < 64 ? 64 : columns > 4096 ? 4096 : columns;
+}
+
+typedef struct pk_adamw {
+  double lr, eps, decay; /* decay is 1 - lr wd */
+  double beta1, rest1, beta2, rest2;
+  double inverse1, inverse2; /* of the corrections */
+} pk_adamw;
+
+static inline pk_adamw pk_adamw_of(const pk_tensor *scalars) {
+  double lr = pk_number_at(scalars, PK_SCALAR_LR);
+  double beta1 = pk_number_at(scalars, PK_SCALAR_BETA1);
+  double beta2 = pk_number_at(scalars, PK_SCALAR_BETA2);
+  return (pk_adamw){.lr = lr,
+                    .eps = pk_number_at(scalars, PK_SCALAR_EPS),
+                    .decay = 1 - lr * pk_number_at(scalars, PK_SCALAR_DECAY),
+                    .beta1 = beta1,
+                    .rest1 = 1 - beta1,
+                    .beta2 = beta2,
+                    .rest2 = 1 - beta2,
+                    .inverse1 = 1 / pk_number_at(scalars, PK_SCALAR_CORRECTION1),
+                    .inverse2 = 1 / pk_number_at(scalars, PK_SCALAR_CORRECTION2)};
+}
+
+/* What a worker's gradient is multiplied by: scale, and the clip if it is on. */
+static inline double pk_gradient_factor(double scale, double norm, double clip) {
+  double ratio = clip / (norm + 1e-6);
+  return clip > 0 && ratio < 1 ? scale * ratio : scale;
+}
+
+/* AdamW on PK_ARENA_ALIGNMENT columns of one worker; new_x may be x. factor multiplies g first (1
+ * changes nothing). */
+PK_INLINE void pk_adamw_block_f32(const pk_adamw *adamw, bool decays, float factor, const float *x,
+                                  const float *restrict g, float *restrict m, float *restrict v,
+                                  float *new_x) {
+  const float lr = (float)adamw->lr, eps = (float)adamw->eps;
+  const float decay = decays ? (float)adamw->decay : 1.0f;
+  const float beta1 = (float)adamw->beta1, rest1 = (float)adamw->rest1;
+  const float beta2 = (float)adamw->beta2, rest2 = (float)adamw->rest2;
+  const float inverse1 = (float)adamw->inverse1, inverse2 = (float)adamw->inverse2;
+  float result[PK_ARENA_ALIGNMENT];
+  for (int c = 0; c < PK_ARENA_ALIGNMENT; c++) {
+    float gradient = factor * g[c];
+    m[c] = beta1 * m[c] + rest1 * gradient;
+    v[c] = beta2 * v[c] + rest2 * gradient * gradient;
+    result[c] = decay * x[c] - lr * (m[c] * inverse1 / (sqrtf(v[c] * inverse2) + eps));
+  }
+  memcpy(new_x, result, sizeof result);
+}
+
+PK_INLINE void pk_adamw_block_f64(const pk_adamw *adamw, bool decays, double factor,
+                                  const double *x, const double *restrict g, double *restrict m,
+                                  double *restrict v, double *new_x) {
+  const double decay = decays ? adamw->decay : 1.0;
+  double result[PK_ARENA_ALIGNMENT];
+  for (int c = 0; c < PK_ARENA_ALIGNMENT; c++) {
+    double gradient = factor * g[c];
+    m[c] = adamw->beta1 * m[c] + adamw->rest1 * gradient;
+    v[c] = adamw->beta2 * v[c] + adamw->rest2 * gradient * gradient;
+    result[c] = decay * x[c] -
+                adamw->lr * (m[c] * adamw->inverse1 / (sqrt(v[c] * adamw->inverse2) + adamw->eps));
+  }
+  memcpy(new_x, result, sizeof result);
+}
+
+/* AdamW on count columns of one worker from column first, both multiples of PK_ARENA_ALIGNMENT. */
+static inline void pk_adamw_columns(int dtype, const pk_adamw *adamw, const pk_tensor *blocks,
+                                    int64_t first, double factor, int64_t count, const void *x,
+                                    const void *g, void *m, void *v, void *new_x) {
+  const int32_t *numbers = pk_tensor_data(blocks);
+  for (int64_t c = 0; c < count; c += PK_ARENA_ALIGNMENT) {
+    bool decays = numbers[(first + c) / PK_ARENA_ALIGNMENT * blocks->stride] != 0;
+    if (dtype == PK_F32)
+      pk_adamw_block_f32(adamw, decays, (float)factor, (const float *)x + c, (const float *)g + c,
+                         (float *)m + c, (float *)v + c, (float *)new_x + c);
+    else
+      pk_adamw_block_f64(adamw, decays, factor, (const double *)x + c, (const double *)g + c,
+                         (double *)m + c, (double *)v + c, (double *)new_x + c);
+  }
+}
+
+enum { PK_MIX_COLUMNS = 512 };
+
+PK_INLINE void pk_mix_part_f32(int64_t workers, const double *weights, const float *x,
+                               int64_t stride, int64_t count, float *restrict y) {
+  double sums[PK_MIX_COLUMNS] = {0};
+  bool first = true;
+  for (int64_t j = 0; j < workers; j++) {
+    const double weight = weights[j];
+    const float *row = x + j * stride;
+    if (weight == 0) continue;
+    if (first)
+      for (int64_t c = 0; c < count; c++) sums[c] = weight * row[c];
+    else
+      for (int64_t c = 0; c < count; c++) sums[c] += weight * row[c];
+    first = false;
+  }
+  for (int64_t c = 0; c < count; c++) y[c] = (float)sums[c];
+}
+
+PK_INLINE void pk_mix_part_f64(int64_t workers, const double *weights, const double *x,
+                               int64_t stride, int64_t count, double *restrict y) {
+  bool first = true;
+  for (int64_t j = 0; j < workers; j++) {
+    const double weight = weights[j];
+    const double *row = x + j * stride;
+    if (weight == 0) continue;
+    if (first)
+      for (int64_t c = 0; c < count; c++) y[c] = weight * row[c];
+    else
+      for (int64_t c = 0; c < count; c++) y[c] += weight * row[c];
+    first = false;
+  }
+  if (first) memset(y, 0, (size_t)count * sizeof *y);
+}
+
+/* y <- sum over j of weights[j] x_j on count columns, in f64 in order of j, rounded once. Workers
+ * of weight 0 are not read, so that a NaN stays with the workers connected to it. */
+static inline void pk_mix_columns(int dtype, int64_t workers, const double *weights, const void *x,
+                                  int64_t stride, int64_t count, void *y) {
+  for (int64_t c = 0; c < count; c += PK_MIX_COLUMNS) {
+    int64_t part = count - c < PK_MIX_COLUMNS ? count - c : PK_MIX_COLUMNS;
+    if (dtype == PK_F32)
+      pk_mix_part_f32(workers, weights, (const float *)x + c, stride, part, (float *)y + c);
+    else
+      pk_mix_part_f64(workers, weights, (const double *)x + c, stride, part, (double *)y + c);
+  }
+}
+
+/* Row i of the mixing matrix [N, N]. */
+static inline const double *pk_mixing_row(const pk_tensor *mixing, int64_t i) {
+  return (const double *)pk_tensor_data(mixing) + i * mixing->stride;
+}
+
+static inline bool pk_mixing_is_identity(const pk_tensor *mixing) {
+  for (int64_t i = 0; i < mixing->shape[0]; i++)
+    for (int64_t j = 0; j < mixing->shape[1]; j++)
+      if (pk_mixing_row(mixing, i)[j] != (i == j)) return false;
+  return true;
+}
+
+#endif

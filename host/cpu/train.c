@@ -1,0 +1,228 @@
+/* The steps of training on whole arenas, one operation each: norm, finiteness, clip, mixing, AdamW.
+ * The fused form is update.c. */
+#include "cpu/adamw.h"
+
+enum { LANES = 8, PIECE = 65536 };
+
+/* One worker's part of a piece: columns first .. first+count-1. */
+typedef struct arena_part {
+  int64_t worker, first, count;
+} arena_part;
+
+/* Pieces go worker by worker, each of PIECE columns. */
+static arena_part part_of(int64_t piece, int64_t width) {
+  int64_t per_worker = (width + PIECE - 1) / PIECE;
+  arena_part part = {.worker = piece / per_worker, .first = piece % per_worker * PIECE};
+  part.count = width - part.first < PIECE ? width - part.first : PIECE;
+  return part;
+}
+
+static int64_t pieces_of(const pk_tensor *x) {
+  return x->shape[0] * ((pk_tensor_inner(x) + PIECE - 1) / PIECE);
+}
+
+static char *columns_of(const pk_tensor *x, int64_t worker, int64_t first) {
+  return (char *)pk_tensor_data(x) + (worker * x->stride + first) * pk_dtype_size(x->dtype);
+}
+
+/* --- gradient_norm --- */
+
+/* Sum of squares, in LANES accumulators added in order. */
+static double squares_f32(const float *x, int64_t count) {
+  double lanes[LANES] = {0};
+  int64_t i = 0;
+  for (; i + LANES <= count; i += LANES)
+    for (int k = 0; k < LANES; k++) lanes[k] += (double)x[i + k] * (double)x[i + k];
+  for (; i < count; i++) lanes[i % LANES] += (double)x[i] * (double)x[i];
+  double total = lanes[0];
+  for (int k = 1; k < LANES; k++) total += lanes[k];
+  return total;
+}
+
+static double squares_f64(const double *x, int64_t count, double scale) {
+  double lanes[LANES] = {0};
+  int64_t i = 0;
+  for (; i + LANES <= count; i += LANES)
+    for (int k = 0; k < LANES; k++) {
+      double value = x[i + k] * scale;
+      lanes[k] += value * value;
+    }
+  for (; i < count; i++) {
+    double value = x[i] * scale;
+    lanes[i % LANES] += value * value;
+  }
+  double total = lanes[0];
+  for (int k = 1; k < LANES; k++) total += lanes[k];
+  return total;
+}
+
+typedef struct norm_job {
+  const pk_tensor *g;
+  double *partial; /* one for each piece */
+} norm_job;
+
+static void norm_piece(void *argument, int64_t piece, int thread) {
+  (void)thread;
+  const norm_job *job = argument;
+  arena_part part = part_of(piece, pk_tensor_inner(job->g));
+  const char *g = columns_of(job->g, part.worker, part.first);
+  job->partial[piece] = job->g->dtype == PK_F32 ? squares_f32((const float *)g, part.count)
+                                                : squares_f64((const double *)g, part.count, 1);
+}
+
+/* The norm of f64 values whose squares leave the range of f64: scaled by a power of two near the
+ * largest. */
+static double scaled_norm(const double *g, int64_t count, double plain) {
+  double largest = 0;
+  for (int64_t i = 0; i < count; i++) {
+    if (!isfinite(g[i])) return plain;
+    if (fabs(g[i]) > largest) largest = fabs(g[i]);
+  }
+  if (largest == 0) return plain;
+  int exponent;
+  frexp(largest, &exponent);
+  if (exponent < -1000) exponent = -1000; /* so that 2^-exponent is finite */
+  double total = 0;
+  for (int64_t first = 0; first < count; first += PIECE)
+    total += squares_f64(g + first, count - first < PIECE ? count - first : PIECE,
+                         ldexp(1.0, -exponent));
+  return ldexp(sqrt(total), exponent);
+}
+
+pk_status PK_KERNEL(gradient_norm)(const pk_call *call) {
+  const pk_tensor *g = call->inputs[0], *norm = call->outputs[0];
+  int64_t pieces = pieces_of(g), columns = pk_tensor_inner(g);
+  int64_t bytes = pieces * (int64_t)sizeof(double);
+  void *memory;
+  pk_status status = pk_memory_take(call->context, bytes, PK_WORKSPACE, &memory);
+  if (status != PK_OK) return status;
+  norm_job job = {.g = g, .partial = memory};
+  pk_parallel_for(pk_cpu_threads(call), pieces, norm_piece, &job);
+  for (int64_t worker = 0; worker < g->shape[0]; worker++) {
+    int64_t per_worker = pieces / g->shape[0];
+    double total = 0;
+    for (int64_t p = 0; p < per_worker; p++) total += job.partial[worker * per_worker + p];
+    double result = sqrt(total);
+    /* Squares of f32 fit in f64; those of f64 may have overflowed or vanished. */
+    if (g->dtype == PK_F64 && !(total > 1e-280 && total < INFINITY))
+      result = scaled_norm((const double *)columns_of(g, worker, 0), columns, result);
+    ((double *)pk_tensor_data(norm))[worker * norm->stride] =
+        result * fabs(pk_number_at(call->inputs[1], worker));
+  }
+  pk_memory_give(call->context, memory, bytes, PK_WORKSPACE);
+  return PK_OK;
+}
+
+/* --- check_finite --- */
+
+enum { REASON_LOSS = 1, REASON_NORM = 2 };
+
+static double loss_at(const pk_tensor *loss, int64_t worker) {
+  if (loss->dtype == PK_F64) return pk_number_at(loss, worker);
+  return ((const float *)pk_tensor_data(loss))[worker * loss->stride];
+}
+
+pk_status PK_KERNEL(check_finite)(const pk_call *call) {
+  const pk_tensor *loss = call->inputs[0], *norm = call->inputs[1], *guard = call->inputs[3];
+  if (pk_is_stopped(guard)) return PK_OK;
+  for (int64_t worker = 0; worker < loss->shape[0]; worker++) {
+    int32_t reason = !isfinite(loss_at(loss, worker))        ? REASON_LOSS
+                     : !isfinite(pk_number_at(norm, worker)) ? REASON_NORM
+                                                             : 0;
+    if (!reason) continue;
+    *pk_guard_at(guard, PK_GUARD_STOPPED) = 1;
+    *pk_guard_at(guard, PK_GUARD_WORKER) = (int32_t)worker;
+    *pk_guard_at(guard, PK_GUARD_STEP) = (int32_t)pk_number_at(call->inputs[2], PK_SCALAR_STEP);
+    *pk_guard_at(guard, PK_GUARD_REASON) = reason;
+    return PK_OK;
+  }
+  return PK_OK;
+}
+
+/* --- clip --- */
+
+static void clip_piece(void *argument, int64_t piece, int thread) {
+  (void)thread;
+  const pk_call *call = argument;
+  const pk_tensor *g = call->inputs[0];
+  arena_part part = part_of(piece, pk_tensor_inner(g));
+  double factor = pk_gradient_factor(pk_number_at(call->inputs[1], part.worker),
+                                     pk_number_at(call->inputs[2], part.worker),
+                                     pk_number_at(call->inputs[3], PK_SCALAR_CLIP));
+  char *data = columns_of(g, part.worker, part.first);
+  if (g->dtype == PK_F32) {
+    float rounded = (float)factor;
+    for (int64_t c = 0; c < part.count; c++) ((float *)data)[c] *= rounded;
+  } else {
+    for (int64_t c = 0; c < part.count; c++) ((double *)data)[c] *= factor;
+  }
+}
+
+pk_status PK_KERNEL(clip)(const pk_call *call) {
+  if (pk_is_stopped(call->inputs[4])) return PK_OK;
+  pk_parallel_for(pk_cpu_threads(call), pieces_of(call->inputs[0]), clip_piece, (void *)call);
+  return PK_OK;
+}
+
+/* --- mix --- */
+
+typedef struct mix_job {
+  const pk_tensor *x, *mixing;
+  char *scratch;   /* [threads, N, columns] */
+  int64_t columns; /* in a piece */
+} mix_job;
+
+/* All workers of some columns are read before any is written. */
+static void mix_piece(void *argument, int64_t piece, int thread) {
+  const mix_job *job = argument;
+  const pk_tensor *x = job->x;
+  int64_t workers = x->shape[0], size = pk_dtype_size(x->dtype);
+  int64_t first = piece * job->columns, count = pk_tensor_inner(x) - first;
+  if (count > job->columns) count = job->columns;
+  char *mixed = job->scratch + thread * workers * job->columns * size;
+  for (int64_t i = 0; i < workers; i++)
+    pk_mix_columns(x->dtype, workers, pk_mixing_row(job->mixing, i), columns_of(x, 0, first),
+                   x->stride, count, mixed + i * job->columns * size);
+  for (int64_t i = 0; i < workers; i++)
+    memcpy(columns_of(x, i, first), mixed + i * job->columns * size, (size_t)(count * size));
+}
+
+pk_status PK_KERNEL(mix)(const pk_call *call) {
+  const pk_tensor *x = call->inputs[0], *mixing = call->inputs[1], *guard = call->inputs[3];
+  if (pk_is_stopped(guard)) return PK_OK;
+  if (!pk_mixing_is_identity(mixing) && x->numel > 0) {
+    pk_threads *threads = pk_cpu_threads(call);
+    int64_t columns = pk_update_columns(x);
+    int64_t bytes = pk_threads_count(threads) * x->shape[0] * columns * pk_dtype_size(x->dtype);
+    void *scratch;
+    pk_status status = pk_memory_take(call->context, bytes, PK_WORKSPACE, &scratch);
+    if (status != PK_OK) return status;
+    mix_job job = {.x = x, .mixing = mixing, .scratch = scratch, .columns = columns};
+    pk_parallel_for(threads, (pk_tensor_inner(x) + columns - 1) / columns, mix_piece, &job);
+    pk_memory_give(call->context, scratch, bytes, PK_WORKSPACE);
+  }
+  pk_count_mixing(guard, call->inputs[2]);
+  return PK_OK;
+}
+
+/* --- adamw --- */
+
+static void adamw_piece(void *argument, int64_t piece, int thread) {
+  (void)thread;
+  const pk_call *call = argument;
+  const pk_tensor *x = call->inputs[0], *blocks = call->inputs[4];
+  arena_part part = part_of(piece, x->shape[1]);
+  pk_adamw adamw = pk_adamw_of(call->inputs[5]);
+  char *data[4];
+  for (int i = 0; i < 4; i++) data[i] = columns_of(call->inputs[i], part.worker, part.first);
+  pk_adamw_columns(x->dtype, &adamw, blocks, part.first, 1.0, part.count, data[0], data[1], data[2],
+                   data[3], data[0]);
+}
+
+pk_status PK_KERNEL(adamw)(const pk_call *call) {
+  const pk_tensor *guard = call->inputs[6];
+  if (pk_is_stopped(guard)) return PK_OK;
+  pk_parallel_for(pk_cpu_threads(call), pieces_of(call->inputs[0]), adamw_piece, (void *)call);
+  ++*pk_guard_at(guard, PK_GUARD_UPDATES);
+  return PK_OK;
+}

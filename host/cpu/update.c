@@ -1,0 +1,92 @@
+/* The fused update: clip, mixing, AdamW and the bf16 copy in one pass over the arenas. */
+#include "cpu/adamw.h"
+#include "cpu/dtype.h"
+
+typedef struct update_job {
+  const pk_tensor *x, *g, *m, *v, *scale, *norm, *mixing, *blocks, *half;
+  pk_adamw adamw;
+  double clip;
+  bool mixes, last; /* W is not the identity; mixing comes last (ATC) */
+  char *scratch;    /* [threads, N, columns] */
+  int64_t columns;
+} update_job;
+
+static char *at(const pk_tensor *x, int64_t worker, int64_t column) {
+  return (char *)pk_tensor_data(x) + (worker * x->stride + column) * pk_dtype_size(x->dtype);
+}
+
+/* AdamW of one worker from the weights at from, into x. */
+static void adapt(const update_job *job, int64_t i, int64_t first, int64_t count,
+                  const char *from) {
+  double factor =
+      pk_gradient_factor(pk_number_at(job->scale, i), pk_number_at(job->norm, i), job->clip);
+  pk_adamw_columns(job->x->dtype, &job->adamw, job->blocks, first, factor, count, from,
+                   at(job->g, i, first), at(job->m, i, first), at(job->v, i, first),
+                   at(job->x, i, first));
+}
+
+static void write_half(const update_job *job, int64_t i, int64_t first, int64_t count) {
+  uint16_t *restrict half = (uint16_t *)at(job->half, i, first);
+  const char *x = at(job->x, i, first);
+  if (job->x->dtype == PK_F32)
+    for (int64_t c = 0; c < count; c++) half[c] = pk_bf16_from_f32(((const float *)x)[c]);
+  else
+    for (int64_t c = 0; c < count; c++) pk_store_f64(PK_BF16, half, c, ((const double *)x)[c]);
+}
+
+/* All workers of some columns: they stay in the cache from the first step to the last. */
+static void update_piece(void *argument, int64_t piece, int thread) {
+  const update_job *job = argument;
+  const pk_tensor *x = job->x;
+  int64_t workers = x->shape[0], size = pk_dtype_size(x->dtype);
+  int64_t first = piece * job->columns, count = x->shape[1] - first;
+  if (count > job->columns) count = job->columns;
+  int64_t mixed_stride = job->columns * size;
+  char *mixed = job->scratch + thread * workers * mixed_stride;
+
+  if (job->last || !job->mixes)
+    for (int64_t i = 0; i < workers; i++) adapt(job, i, first, count, at(x, i, first));
+  for (int64_t i = 0; job->mixes && i < workers; i++)
+    pk_mix_columns(x->dtype, workers, pk_mixing_row(job->mixing, i), at(x, 0, first), x->stride,
+                   count, mixed + i * mixed_stride);
+  for (int64_t i = 0; job->mixes && i < workers; i++) {
+    if (job->last)
+      memcpy(at(x, i, first), mixed + i * mixed_stride, (size_t)(count * size));
+    else
+      adapt(job, i, first, count, mixed + i * mixed_stride);
+  }
+  for (int64_t i = 0; job->half && i < workers; i++) write_half(job, i, first, count);
+}
+
+pk_status PK_KERNEL(update)(const pk_call *call) {
+  const pk_tensor *const *inputs = call->inputs, *scalars = inputs[8], *guard = inputs[9];
+  if (pk_is_stopped(guard)) return PK_OK;
+  update_job job = {.x = inputs[0],
+                    .g = inputs[1],
+                    .m = inputs[2],
+                    .v = inputs[3],
+                    .scale = inputs[4],
+                    .norm = inputs[5],
+                    .mixing = inputs[6],
+                    .blocks = inputs[7],
+                    .half = inputs[10],
+                    .adamw = pk_adamw_of(scalars),
+                    .clip = pk_number_at(scalars, PK_SCALAR_CLIP),
+                    .mixes = !pk_mixing_is_identity(inputs[6]),
+                    .last = call->attributes.integers[0] != 0,
+                    .columns = pk_update_columns(inputs[0])};
+  pk_threads *threads = pk_cpu_threads(call);
+  int64_t bytes = 0;
+  if (job.mixes) {
+    bytes = pk_threads_count(threads) * job.x->shape[0] * job.columns * pk_dtype_size(job.x->dtype);
+    void *scratch;
+    pk_status status = pk_memory_take(call->context, bytes, PK_WORKSPACE, &scratch);
+    if (status != PK_OK) return status;
+    job.scratch = scratch;
+  }
+  pk_parallel_for(threads, (job.x->shape[1] + job.columns - 1) / job.columns, update_piece, &job);
+  if (bytes > 0) pk_memory_give(call->context, job.scratch, bytes, PK_WORKSPACE);
+  pk_count_mixing(guard, scalars);
+  ++*pk_guard_at(guard, PK_GUARD_UPDATES);
+  return PK_OK;
+}
