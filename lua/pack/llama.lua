@@ -1,0 +1,209 @@
+-- Packed Llama models: N replicas whose parameters are the rows of one arena.
+--
+-- Pre-RMSNorm, half-split rotary embedding, causal attention, SwiGLU, no biases, tied embedding and
+-- head (Touvron et al. 2023, arXiv:2302.13971, with the embedding as head).
+local arena = require "pack.arena"
+local native = require "pack.native"
+local ffi = require "ffi"
+local grad = require "pack.grad"
+local ops = require "pack.ops"
+
+local llama = {}
+
+local Model = {}
+Model.__index = Model
+
+--- The parameters of one model in arena order: a list of {name, shape}, shapes without the worker.
+function llama.parameter_list(model)
+  local width, ffn = model.width, model.ffn_width
+  local list = {{"embedding.weight", {model.vocab_size, width}}}
+  local function add(name, ...)
+    list[#list + 1] = {name, {...}}
+  end
+  for i = 0, model.layers - 1 do
+    local block = "blocks." .. i .. "."
+    add(block .. "attention_norm.weight", width)
+    for _, projection in ipairs {"q_proj", "k_proj", "v_proj", "out_proj"} do
+      add(block .. "attention." .. projection .. ".weight", width, width)
+    end
+    add(block .. "ffn_norm.weight", width)
+    add(block .. "ffn.gate_proj.weight", ffn, width)
+    add(block .. "ffn.up_proj.weight", ffn, width)
+    add(block .. "ffn.down_proj.weight", width, ffn)
+  end
+  add("norm.weight", width)
+  return list
+end
+
+--- Number of parameters of one model: V*d + L*(4d^2 + 3*d*f + 2d) + d.
+function llama.parameters(model)
+  local d = model.width
+  return model.vocab_size * d
+    + model.layers * (4 * d * d + 3 * d * model.ffn_width + 2 * d) + d
+end
+
+--- A packed model of num_models workers with zeroed parameters.
+-- config is the model section of a configuration. options: num_models, context (device context,
+-- default the process's), dtype "f64" or "f32", amp (bf16 operands in products and attention).
+function llama.create(config, options)
+  local self = setmetatable({}, Model)
+  self.config = config
+  self.num_models = options.num_models
+  self.context = options.context
+  self.dtype = options.dtype or "f32"
+  self.amp = options.amp or false
+  self.layout = options.layout or arena.layout(llama.parameter_list(config))
+  self.arena = arena.create(self.layout, self.num_models,
+    {dtype = self.dtype, category = "parameters", context = self.context})
+  self.names, self.weights = {}, {}
+  for _, entry in ipairs(self.layout) do
+    self.names[#self.names + 1] = entry.name
+    self.weights[#self.weights + 1] = self.arena:view(entry.name)
+  end
+  self.weight = {}
+  for i, name in ipairs(self.names) do self.weight[name] = self.weights[i] end
+  return self
+end
+
+--- The bf16 copy of a tensor where products run in bf16, else the tensor itself.
+function Model:operand(t)
+  return self.amp and ops.cast(t, {dtype = "bf16"}) or t
+end
+
+--- x [N, R, in] times the transpose of the named weight [N, out, in].
+function Model:linear(x, name)
+  return ops.matmul(x, self:operand(self.weight[name]), {transpose_b = true})
+end
+
+local function attend(self, x, prefix, sequences, length)
+  local config, n = self.config, self.num_models
+  local head_dim = config.width / config.heads
+  local heads = {n, sequences, length, config.heads, head_dim}
+  local function split(name)
+    return ops.reshape(self:linear(x, prefix .. name), {shape = heads})
+  end
+  local function turn(t)
+    return ops.rope(t, {theta = config.rope_theta})
+  end
+  local q = self:operand(turn(split("q_proj.weight")))
+  local k = self:operand(turn(split("k_proj.weight")))
+  local v = self:operand(split("v_proj.weight"))
+  local o = ops.attention(q, k, v, {scale = 1 / math.sqrt(head_dim)})
+  o = self:operand(ops.reshape(o, {shape = {n, sequences * length, config.width}}))
+  return self:linear(o, prefix .. "out_proj.weight")
+end
+
+local function feed_forward(self, x, prefix)
+  local gate = self:linear(x, prefix .. "gate_proj.weight")
+  local up = self:linear(x, prefix .. "up_proj.weight")
+  return self:linear(self:operand(ops.swiglu(gate, up)), prefix .. "down_proj.weight")
+end
+
+local function normalize(self, x, name)
+  local y = ops.rmsnorm(x, self.weight[name], {eps = self.config.norm_eps})
+  return self:operand(y)
+end
+
+--- The last hidden states [N, B*T, d], normalised and ready for the head, of tokens [N, B, T] i32.
+function Model:hidden(tokens)
+  local sequences, length = tokens:size(1), tokens:size(2)
+  local x = ops.embedding(self.weight["embedding.weight"], tokens)
+  x = ops.reshape(x, {shape = {self.num_models, sequences * length, self.config.width}})
+  for i = 0, self.config.layers - 1 do
+    local block = "blocks." .. i .. "."
+    local a = normalize(self, x, block .. "attention_norm.weight")
+    x = ops.add(x, attend(self, a, block .. "attention.", sequences, length))
+    local f = normalize(self, x, block .. "ffn_norm.weight")
+    x = ops.add(x, feed_forward(self, f, block .. "ffn."))
+  end
+  return normalize(self, x, "norm.weight")
+end
+
+--- Sums of the cross-entropy in nats over each worker's valid targets: loss [N] and count [N] f64.
+-- tokens and targets are [N, B, T] i32; a target of -100 is ignored.
+function Model:loss(tokens, targets)
+  local rows = tokens:size(1) * tokens:size(2)
+  local head = self:operand(self.weight["embedding.weight"])
+  local flat = ops.reshape(targets, {shape = {self.num_models, rows}})
+  local loss, count = ops.linear_cross_entropy(self:hidden(tokens), head, flat)
+  return loss, count
+end
+
+--- Logits [N, B*T, V] of tokens [N, B, T]; whole in memory, so for small inputs only.
+function Model:logits(tokens)
+  return self:linear(self:hidden(tokens), "embedding.weight")
+end
+
+--- An arena of zeros in the model's layout, for gradients or moments.
+function Model:zeros_like(category)
+  return arena.create(self.layout, self.num_models,
+    {dtype = self.dtype, category = category, context = self.context})
+end
+
+--- Writes the gradients of the loss sums into the gradient arena, or adds to it (accumulate).
+-- Returns loss [N] and count [N] as Model:loss.
+function Model:backward(tokens, targets, gradients, accumulate)
+  local into = {}
+  for i, name in ipairs(self.names) do into[i] = gradients:view(name) end
+  local count
+  local loss = grad.grad(function()
+    local sums
+    sums, count = self:loss(tokens, targets)
+    return sums
+  end, self.weights, {into = into, accumulate = accumulate})
+  return loss, count
+end
+
+local function deviation_of(config, name)
+  local residual = name:find("out_proj", 1, true) or name:find("down_proj", 1, true)
+  return residual and config.init_std / math.sqrt(2 * config.layers) or config.init_std
+end
+
+--- Seeds every worker with the same weights: norms 1, others normal with deviation init_std, and
+-- init_std / sqrt(2 * layers) for out_proj and down_proj. The same bits for every N and device.
+function Model:initialize(seed)
+  for _, entry in ipairs(self.layout) do
+    local view = self.weight[entry.name]
+    if #entry.shape == 1 then
+      ops.fill {shape = view:sizes(), dtype = self.dtype, value = 1, out = view}
+    else
+      local values = ffi.new("double[?]", entry.numel)
+      native.C.pk_random_normal(seed, entry.name, 0, entry.numel, 0,
+        deviation_of(self.config, entry.name), values)
+      for worker = 1, self.num_models do view[worker]:write_numbers(values, entry.numel) end
+    end
+  end
+end
+
+--- The worker average as an ordinary model (N = 1).
+function Model:average()
+  local mean = llama.create(self.config, {num_models = 1, layout = self.layout, dtype = self.dtype,
+    amp = false, context = self.context})
+  ops.average(self.arena.tensor, {out = mean.arena.tensor})
+  return mean
+end
+
+--- Worker index (from 0) as an ordinary model (N = 1) that shares the packed weights.
+function Model:worker(index)
+  local one = setmetatable({}, Model)
+  for key, value in pairs(self) do one[key] = value end
+  one.num_models = 1
+  one.weights, one.weight = {}, {}
+  for i, name in ipairs(self.names) do
+    local whole = self.weights[i]
+    local shape = whole:sizes()
+    shape[1] = 1
+    local stride = tonumber(whole.stride)
+    one.weights[i] = whole:view {shape = shape, stride = stride, offset = index * stride}
+    one.weight[name] = one.weights[i]
+  end
+  return one
+end
+
+--- Releases the model's tensors at once.
+function Model:free()
+  for _, view in ipairs(self.weights) do view:free() end
+  self.arena:free()
+end
+
+return llama

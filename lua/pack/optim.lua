@@ -1,0 +1,138 @@
+-- AdamW over a packed arena, with clipping per worker and mixing between workers.
+--
+-- One step is: scale and norm of each worker's gradient, the check for finite values, and the
+-- update, which clips, mixes and applies AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101).
+-- AWC mixes before AdamW, ATC after it. A value that is not finite sets the guard, under which
+-- every later update leaves parameters, moments and counters as they are.
+local failure = require "pack.failure"
+local ffi = require "ffi"
+local ops = require "pack.ops"
+local tensor = require "pack.tensor"
+
+local optim = {}
+
+local Optimizer = {}
+Optimizer.__index = Optimizer
+
+-- Places in the guard and scalars tensors; host/core/core.h has the same.
+local guard_place = {stopped = 0, worker = 1, step = 2, reason = 3, updates = 4, mixings = 5}
+local GUARD_SIZE, SCALARS_SIZE = 8, 12
+local reasons = {"loss", "gradient norm"}
+
+--- The AdamW optimizer of a packed model.
+-- settings is the optimizer section of a configuration (beta1, beta2, eps, weight_decay, grad_clip
+-- or false); options: scheme "awc" or "atc", fused (default true; false runs clip, mix and adamw as
+-- operations of their own, to the same bits).
+function optim.adamw(model, settings, options)
+  options = options or {}
+  local n = model.num_models
+  local self = setmetatable({}, Optimizer)
+  self.model = model
+  self.settings = settings
+  self.scheme = options.scheme or "awc"
+  if self.scheme ~= "awc" and self.scheme ~= "atc" then
+    error("scheme '" .. tostring(self.scheme) .. "' is not awc or atc", 2)
+  end
+  self.fused = options.fused ~= false
+  self.gradients = model:zeros_like("gradients")
+  self.exp_avg = model:zeros_like("moments")
+  self.exp_avg_sq = model:zeros_like("moments")
+  local function small(dtype, ...)
+    return tensor.zeros({...}, dtype, {category = "workspace", context = model.context})
+  end
+  self.scalars = small("f64", SCALARS_SIZE)
+  self.scale = small("f64", n)
+  self.mixing = small("f64", n, n)
+  self.guard = small("i32", GUARD_SIZE)
+  self.blocks = model.layout:blocks(model.context)
+  self.host_scalars = ffi.new("double[?]", SCALARS_SIZE)
+  self.host_scale = ffi.new("double[?]", n)
+  self.host_mixing = ffi.new("double[?]", n * n)
+  self.host_guard = ffi.new("int32_t[?]", GUARD_SIZE)
+  return self
+end
+
+local function write_mixing(self, matrix)
+  local n, flat = self.model.num_models, self.host_mixing
+  for i = 1, n do
+    for j = 1, n do flat[(i - 1) * n + j - 1] = matrix[i][j] end
+  end
+  self.mixing:write(flat)
+end
+
+local function write_scalars(self, step)
+  local s, flat = self.settings, self.host_scalars
+  flat[0], flat[1], flat[2], flat[3], flat[4] = step.lr, s.beta1, s.beta2, s.eps, s.weight_decay
+  flat[5], flat[6] = 1 - s.beta1 ^ step.t, 1 - s.beta2 ^ step.t
+  flat[7] = s.grad_clip or 0
+  flat[8], flat[9] = step.t - 1, step.mixes == false and 0 or 1
+  self.scalars:write(flat)
+end
+
+local function write_scale(self, counts)
+  for i = 0, self.model.num_models - 1 do
+    self.host_scale[i] = counts[i] > 0 and 1 / counts[i] or 0
+  end
+  self.scale:write(self.host_scale)
+end
+
+local function apply_separately(self, norm)
+  local x, g = self.model.arena.tensor, self.gradients.tensor
+  local m, v = self.exp_avg.tensor, self.exp_avg_sq.tensor
+  ops.clip(g, self.scale, norm, self.scalars, self.guard)
+  if self.scheme == "awc" then ops.mix(x, self.mixing, self.scalars, self.guard) end
+  ops.adamw(x, g, m, v, self.blocks, self.scalars, self.guard)
+  if self.scheme == "atc" then ops.mix(x, self.mixing, self.scalars, self.guard) end
+end
+
+--- One update from the gradients of the loss sums in self.gradients.
+-- step: t (from 1), lr, mixing (rows of the N x N matrix), mixes (false: W stands for "no mixing
+-- now" and is not counted), counts (valid targets per worker, a double array from 0) and losses
+-- (loss sums [N], a tensor). Returns the gradient norms [N] f64 before clipping, a tensor.
+function Optimizer:step(step)
+  write_scalars(self, step)
+  write_mixing(self, step.mixing)
+  write_scale(self, step.counts)
+  local norm = ops.gradient_norm(self.gradients.tensor, self.scale)
+  ops.check_finite(step.losses, norm, self.scalars, self.guard)
+  if self.fused then
+    ops.update(self.model.arena.tensor, self.gradients.tensor, self.exp_avg.tensor,
+      self.exp_avg_sq.tensor, self.scale, norm, self.mixing, self.blocks, self.scalars, self.guard,
+      nil, {combine_last = self.scheme == "atc"})
+  else
+    apply_separately(self, norm)
+  end
+  return norm
+end
+
+--- What the device counted: {updates, mixings}, and stopped = {worker, step, what} when a value that
+-- was not finite stopped the run.
+function Optimizer:status()
+  local guard = self.host_guard
+  self.guard:read(guard)
+  local status = {updates = guard[guard_place.updates], mixings = guard[guard_place.mixings]}
+  if guard[guard_place.stopped] ~= 0 then
+    status.stopped = {worker = guard[guard_place.worker], step = guard[guard_place.step],
+      what = reasons[guard[guard_place.reason]]}
+  end
+  return status
+end
+
+--- Raises an error when the guard is set, naming worker, step and what was not finite.
+function Optimizer:check()
+  local stopped = self:status().stopped
+  if stopped then
+    failure.raise(1, ("worker %d: the %s is not finite at step %d; nothing was mixed or updated since, "
+      .. "the weights are those before that step"):format(stopped.worker, stopped.what, stopped.step))
+  end
+end
+
+--- Releases the optimizer's tensors at once.
+function Optimizer:free()
+  for _, one in ipairs {self.gradients, self.exp_avg, self.exp_avg_sq, self.scalars, self.scale,
+    self.mixing, self.guard, self.blocks} do
+    one:free()
+  end
+end
+
+return optim

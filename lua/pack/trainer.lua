@@ -1,0 +1,185 @@
+-- The training loop's machinery: data, model, optimizer, topology and schedule as one object that
+-- takes steps and evaluates. A recipe owns the loop; see recipes/train.lua.
+local batches = require "pack.batches"
+local failure = require "pack.failure"
+local ffi = require "ffi"
+local llama = require "pack.llama"
+local native = require "pack.native"
+local ops = require "pack.ops"
+local optim = require "pack.optim"
+local schedule = require "pack.schedule"
+local tensor = require "pack.tensor"
+local topology = require "pack.topology"
+
+local trainer = {}
+
+local Trainer = {}
+Trainer.__index = Trainer
+
+--- A trainer for a resolved configuration.
+-- options: context, train and validation (token streams, see pack.text), fused (see optim.adamw).
+function trainer.create(config, options)
+  local self = setmetatable({}, Trainer)
+  local training, decentralized = config.training, config.decentralized
+  self.config = config
+  self.context = options.context
+  self.num_models = decentralized.num_models
+  self.schedule = schedule.create(config)
+  self.total_steps = self.schedule.total_steps
+  self.accumulation = self.schedule.accumulation
+  self.topology = topology.create(decentralized.topology, self.num_models,
+    {seed = config.runtime.seed})
+  self.model = llama.create(config.model, {num_models = self.num_models,
+    amp = config.runtime.amp == true, context = options.context})
+  self.model:initialize(config.runtime.seed)
+  self.optimizer = optim.adamw(self.model, config.optimizer,
+    {scheme = decentralized.scheme, fused = options.fused})
+  self.batches = batches.create {
+    tokens = options.train, context_length = config.model.context_length,
+    num_models = self.num_models, micro_batch_size = training.micro_batch_size,
+    accumulation = self.accumulation, seed = config.data.shuffle_seed,
+  }
+  self.validation = options.validation
+  self.step_number, self.mixings = 0, 0
+  self:allocate_batch()
+  return self
+end
+
+function Trainer:allocate_batch()
+  local rows, length = self.config.training.micro_batch_size, self.config.model.context_length
+  self.micro_elements = self.num_models * rows * length
+  local function device_batch()
+    return tensor.zeros({self.num_models, rows, length}, "i32",
+      {category = "data", context = self.context})
+  end
+  self.tokens, self.targets = device_batch(), device_batch()
+  self.host_tokens = ffi.new("int32_t[?]", self.accumulation * self.micro_elements)
+  self.host_targets = ffi.new("int32_t[?]", self.accumulation * self.micro_elements)
+end
+
+-- W' = gamma W + (1 - gamma) I as rows, for the coming mixing; I when this step does not mix.
+function Trainer:mixing_matrix(gamma, mixes)
+  local n = self.num_models
+  local w = mixes and self.topology:matrix(self.mixings)
+  local rows = {}
+  for i = 1, n do
+    rows[i] = {}
+    for j = 1, n do
+      local identity = i == j and 1 or 0
+      rows[i][j] = w and gamma * w[i][j] + (1 - gamma) * identity or identity
+    end
+  end
+  return rows
+end
+
+-- Forward and backward of the whole batch in micro-steps: loss sums and counts, tensors [N].
+function Trainer:accumulate()
+  local losses, counts
+  for micro = 0, self.accumulation - 1 do
+    self.tokens:write(self.host_tokens + micro * self.micro_elements)
+    self.targets:write(self.host_targets + micro * self.micro_elements)
+    local loss, count = self.model:backward(self.tokens, self.targets, self.optimizer.gradients,
+      micro > 0)
+    losses = losses and ops.add(losses, loss) or loss
+    counts = counts and ops.add(counts, count) or count
+  end
+  return losses, counts
+end
+
+local function per_worker(n, values, counts)
+  local list = {}
+  for i = 0, n - 1 do
+    list[i + 1] = counts and (counts[i] > 0 and values[i] / counts[i] or 0) or values[i]
+  end
+  return list
+end
+
+-- The batch's loss: all workers' sums over all their targets.
+local function mean_loss(n, sums, counts)
+  local sum, count = 0, 0
+  for i = 0, n - 1 do sum, count = sum + sums[i], count + counts[i] end
+  return count > 0 and sum / count or 0
+end
+
+--- Takes one optimizer step and returns its record, a row of metrics.jsonl:
+-- step, tokens, epoch, loss, loss_worker, grad_norm_worker, lr, gamma, topology_phase, step_seconds,
+-- tokens_per_second, memory_bytes. Raises when a loss or norm is not finite.
+function Trainer:step()
+  local began = native.C.pk_clock()
+  local n, t = self.num_models, self.step_number
+  self.batches:next(self.host_tokens, self.host_targets)
+  local losses, counts = self:accumulate()
+  local lr, gamma, mixes = self.schedule:lr(t), self.schedule:gamma(t), self.schedule:mixes(t)
+  local host_counts = counts:read_numbers()
+  local norms = self.optimizer:step {t = t + 1, lr = lr, mixes = mixes, counts = host_counts,
+    mixing = self:mixing_matrix(gamma, mixes), losses = losses}
+  self.optimizer:check()
+  local sums = losses:read_numbers()
+  local seconds = native.C.pk_clock() - began
+  local batch_tokens = self.config.training.batch_tokens
+  local record = {
+    step = t, tokens = (t + 1) * batch_tokens, epoch = self.schedule:epoch_of_step(t),
+    loss = mean_loss(n, sums, host_counts), loss_worker = per_worker(n, sums, host_counts),
+    grad_norm_worker = per_worker(n, (norms:read_numbers())), lr = lr, gamma = gamma,
+    topology_phase = self.mixings, step_seconds = seconds,
+    tokens_per_second = batch_tokens / seconds, memory_bytes = self.context:memory().total_peak,
+  }
+  self.step_number = t + 1
+  if mixes then self.mixings = self.mixings + 1 end
+  return record
+end
+
+--- sqrt of the mean squared distance of the workers from their average.
+function Trainer:consensus_distance()
+  return ops.consensus_distance(self.model.arena.tensor):item()
+end
+
+-- Loss over validation batches (see batches.validation) of an ordinary model.
+local function loss_over(model, blocks)
+  local sum, count = 0, 0
+  for tokens, targets in blocks:each() do
+    local loss, valid = model:loss(tokens, targets)
+    sum, count = sum + loss:item(), count + valid:item()
+  end
+  return sum / count, count
+end
+
+--- Evaluates the worker average on the validation stream; the training state is untouched.
+-- options: blocks (a fixed subset of that many blocks; default all), workers (each worker too).
+-- Returns a row of metrics.jsonl: step, tokens, split, loss, perplexity, targets,
+-- validation_complete, consensus_distance and, if asked for, loss_worker.
+function Trainer:evaluate(options)
+  options = options or {}
+  local evaluation = self.config.evaluation
+  local blocks = batches.validation {
+    tokens = self.validation, context_length = self.config.model.context_length,
+    batch_size = evaluation.batch_size, subset = options.blocks, seed = evaluation.seed,
+    context = self.context,
+  }
+  local mean = self.model:average()
+  local loss, targets = loss_over(mean, blocks)
+  mean:free()
+  local row = {
+    step = self.step_number, tokens = self.step_number * self.config.training.batch_tokens,
+    split = "validation", loss = loss, perplexity = math.exp(loss), targets = targets,
+    validation_complete = not options.blocks or blocks.complete,
+    consensus_distance = self:consensus_distance(),
+  }
+  if options.workers then
+    row.loss_worker = {}
+    for i = 0, self.num_models - 1 do
+      row.loss_worker[i + 1] = loss_over(self.model:worker(i), blocks)
+    end
+  end
+  return row
+end
+
+--- Refuses a vocabulary smaller than the tokenizer's.
+function trainer.check_vocabulary(config, tokenizer)
+  if tokenizer.vocab_size > config.model.vocab_size then
+    failure.usage("model.vocab_size %d is smaller than the tokenizer's %d pieces",
+      config.model.vocab_size, tokenizer.vocab_size)
+  end
+end
+
+return trainer
