@@ -9,14 +9,14 @@ return {
     ffn_width = 352,
     context_length = 128,
   },
-  data = { tokenizer = "bytes", shuffle_buffer = 1000 },
-  optimizer = { lr = 4e-3, beta2 = 0.98, warmup_fraction = 0.1 },
+  data = {tokenizer = "bytes", shuffle_buffer = 1000},
+  optimizer = {lr = 4e-3, beta2 = 0.98, warmup_fraction = 0.1},
   training = {
     max_tokens = 614400, -- 150 updates
     batch_tokens = 4096,
     micro_batch_size = 8,
     log_every = 10,
   },
-  evaluation = { subset_blocks = 64, batch_size = 16 },
-  decentralized = { num_models = 4, topology = "one_peer_exponential", scheme = "awc" },
+  evaluation = {subset_blocks = 64, batch_size = 16},
+  decentralized = {num_models = 4, topology = "one_peer_exponential", scheme = "awc"},
 }

@@ -1,7 +1,8 @@
 --- Configurations: defaults, then a file, then --set, checked against the schema and resolved into one
 --- plain table config.SECTION.KEY in which every key is there and false means off or not given.
-local failure = require("pack.failure")
-local schema = require("pack.schema")
+local failure = require "pack.failure"
+local schema = require "pack.schema"
+local value = require "pack.value"
 
 local config = {}
 
@@ -70,6 +71,7 @@ local function refuse_unknown(source, section, name)
 end
 
 local function show(x)
+  if x == value.null then return "null" end
   if type(x) == "string" then
     local text = #x > 60 and x:sub(1, 57) .. "..." or x
     return '"' .. text:gsub("%c", "?") .. '"'
@@ -120,7 +122,7 @@ end
 
 function accept.string(row, x)
   if not is_text(x) then return nil end
-  for _, pattern in ipairs(row.pattern or { "" }) do
+  for _, pattern in ipairs(row.pattern or {""}) do
     if x:find(pattern) then return x end
   end
   return nil
@@ -134,7 +136,7 @@ function accept.choice(row, x)
 end
 
 function accept.list(_, x)
-  return is_text(x) and { x } or list_of(x, is_text)
+  return is_text(x) and {x} or list_of(x, is_text)
 end
 
 function accept.epochs(row, x)
@@ -160,15 +162,10 @@ function accept.fields(row, x, source)
   return result
 end
 
--- tostring() of json.null, without loading it: configurations of Lua alone never need the host.
-local function is_null(x)
-  return type(x) == "table" and next(x) == nil and tostring(x) == "null"
-end
-
 -- The accepted form of x for row, or a usage error.
 function check(source, row, x)
-  if is_null(x) or (x == false and row.nullable) then
-    if not row.nullable then refuse_value(source, row, "null") end
+  if x == value.null or (x == false and row.nullable) then
+    if not row.nullable then refuse_value(source, row, x) end
     return false
   end
   local result = accept[row.type](row, x, source)
@@ -176,7 +173,7 @@ function check(source, row, x)
   return result
 end
 
-local off_words = { off = true, none = true, null = true, ["false"] = true, no = true, [""] = true }
+local off_words = {off = true, none = true, null = true, ["false"] = true, no = true, [""] = true}
 local switches = {
   on = true, yes = true, ["true"] = true, ["1"] = true,
   off = false, no = false, ["false"] = false, ["0"] = false,
@@ -225,7 +222,7 @@ local function read_text(row, text)
 end
 
 local function apply_section(result, source, section, body)
-  if is_null(body) then return end
+  if body == value.null then return end
   if type(body) ~= "table" or #body > 0 then
     failure.usage("%s: %s = %s; it must be a table of keys", source, section, show(body))
   end
@@ -309,7 +306,7 @@ end
 
 local function language_of(path, text)
   local extension = path:lower():match("%.(%w+)$")
-  local known = { lua = "lua", json = "json", yaml = "yaml", yml = "yaml" }
+  local known = {lua = "lua", json = "json", yaml = "yaml", yml = "yaml"}
   if known[extension] then return known[extension] end
   if text:find("^%s*{") then return "json" end
   return (text:find("^%s*return%f[^%w_]") or text:find("^%s*%-%-[^-]") or text:find("^%s*local%f[^%w_]"))
@@ -318,17 +315,17 @@ end
 
 -- Where packlua's own files lie: above this file (lua/pack/config.lua).
 local function home()
-  local native = require("pack.native")
-  if native.home then return native.home() end
+  local known = require("pack.native").home()
+  if known ~= "" then return known end
   local above = debug.getinfo(1, "S").source:match("^@(.*)lua/pack/[^/]*$") or ""
   return above == "" and "." or above:sub(1, -2)
 end
 
 --- The path of a configuration file: as given, or under packlua's home (configs/20m.lua works anywhere).
 function config.find(path)
-  local native = require("pack.native")
+  local native = require "pack.native"
   local own = home() .. "/" .. path
-  for _, candidate in ipairs({ path, own }) do
+  for _, candidate in ipairs({path, own}) do
     if native.C.pk_path_kind(candidate) == ("f"):byte() then return candidate end
   end
   if native.C.pk_path_kind(path) ~= 0 then failure.usage("--config %s: not a file", path) end
@@ -338,7 +335,6 @@ end
 --- Reads and resolves a configuration file (.lua, .json, .yaml; otherwise by its content), then applies
 --- `settings`, a list of "section.key=value".
 function config.load(path, settings)
-  local value = require("pack.value")
   local found = config.find(path)
   local text, message = value.read_file(found)
   if not text then failure.usage("%s", message) end
@@ -346,18 +342,18 @@ function config.load(path, settings)
   layer, message = value.parse(language_of(found, text), text, found)
   if layer == nil then failure.usage("%s", message) end
   if layer == value.null then layer = {} end
-  return config.resolve({ table = layer, source = found, set = settings })
+  return config.resolve({table = layer, source = found, set = settings})
 end
 
 --- The configuration as JSON text, null where a key is off; config.load reads it back to the same.
 function config.encode(resolved)
-  local json = require("pack.json")
+  local json = require "pack.json"
   local plain = copy(resolved)
   for _, row in ipairs(schema.rows) do
     local section = plain[row.section]
     if row.nullable and section[row.name] == false then section[row.name] = json.null end
   end
-  return json.encode(plain, { pretty = true }) .. "\n"
+  return json.encode(plain, {pretty = true}) .. "\n"
 end
 
 return config

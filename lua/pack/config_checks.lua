@@ -1,5 +1,5 @@
 --- What must hold between the keys of a configuration; each refusal shows the values.
-local failure = require("pack.failure")
+local failure = require "pack.failure"
 
 local function check_model(model)
   if model.width % model.heads ~= 0 then
@@ -68,9 +68,9 @@ local function check_topology(decentralized, seed)
   if name == "hierarchical" and not decentralized.group then
     failure.usage("decentralized.topology hierarchical needs decentralized.group, the workers in a group")
   end
-  local topology = require("pack.topology")
+  local topology = require "pack.topology"
   local good, message = pcall(topology.create, name, workers,
-    { group = decentralized.group or nil, period = decentralized.period or nil, seed = seed })
+    {group = decentralized.group or nil, period = decentralized.period or nil, seed = seed})
   if not good then
     failure.usage("decentralized.topology %s, decentralized.num_models %d: %s", name, workers,
       (tostring(message):gsub("^[^ ]*:%d+: ", "")))

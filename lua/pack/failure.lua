@@ -7,7 +7,7 @@ local class = {
 
 --- Raises an error that ends the program with `exit`; `message` may be "", which prints nothing.
 function failure.raise(exit, message)
-  error(setmetatable({ message = message, exit = exit }, class), 0)
+  error(setmetatable({message = message, exit = exit}, class), 0)
 end
 
 --- Raises a usage error (exit code 2): what the user asked for makes no sense. printf style.

@@ -1,5 +1,5 @@
 --- JSON: written with sorted keys and numbers that read back to the same bits; read by the host.
-local value = require("pack.value")
+local value = require "pack.value"
 
 local json = {}
 
@@ -92,7 +92,8 @@ local function encode_array(state, t, path, depth)
   local count, flat, pieces = 0, true, {}
   for _ in pairs(t) do count = count + 1 end
   if count ~= #t then
-    error(("json.encode: %s is neither an array without holes nor a table of names"):format(path), 0)
+    error(("json.encode: %s is neither an array without holes nor a table of names")
+      :format(path == "" and "the value" or path), 0)
   end
   for i = 1, count do
     flat = flat and type(t[i]) ~= "table"
@@ -104,7 +105,7 @@ end
 local function encode_object(state, t, path, depth)
   local pieces = {}
   local separator = state.pretty and ": " or ":"
-  for i, key in ipairs(sorted_keys(t, path == "" and "the table" or path)) do
+  for i, key in ipairs(sorted_keys(t, path == "" and "the value" or path)) do
     local inner = path == "" and key or path .. "." .. key
     pieces[i] = encode_string(key) .. separator .. encode_value(state, t[key], inner, depth + 1)
   end
@@ -137,11 +138,11 @@ end
 --- they were: `"nonfinite": {"loss_worker[2]": "nan"}`; the second result is that table or nil.
 --- options: pretty = true indents by two spaces. Errors: functions, cdata, mixed keys, cycles.
 function json.encode(x, options)
-  local state = { pretty = options and options.pretty }
+  local state = {pretty = options and options.pretty}
   local text = encode_value(state, x, "", 0)
   local non_finite = state.non_finite
   if non_finite and type(x) == "table" and #x == 0 then
-    local copy = { nonfinite = non_finite }
+    local copy = {nonfinite = non_finite}
     for key, entry in pairs(x) do copy[key] = entry end
     text = encode_value(state, copy, "", 0)
   end

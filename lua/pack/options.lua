@@ -1,7 +1,7 @@
 --- The command line that all recipes share: --config, --set, --device, --output, --plan, --help and a
 --- recipe's own options.
-local failure = require("pack.failure")
-local schema = require("pack.schema")
+local failure = require "pack.failure"
+local schema = require "pack.schema"
 
 local options = {}
 
@@ -9,15 +9,15 @@ local default_config = "configs/tiny.lua"
 
 local function configured(spec)
   return {
-    { name = "config", value = "FILE", help = "configuration: Lua table, JSON or YAML",
-      default = spec.default_config or default_config },
-    { name = "set", value = "KEY=VALUE", repeated = true, help = "changes a key; may be repeated" },
-    { name = "device", value = "DEVICE", help = "the same as --set runtime.device=DEVICE" },
-    { name = "plan", help = "forecasts memory and ends; comes with recorded programs" },
+    {name = "config", value = "FILE", help = "configuration: Lua table, JSON or YAML",
+      default = spec.default_config or default_config},
+    {name = "set", value = "KEY=VALUE", repeated = true, help = "changes a key; may be repeated"},
+    {name = "device", value = "DEVICE", help = "the same as --set runtime.device=DEVICE"},
+    {name = "plan", help = "forecasts memory and ends; comes with recorded programs"},
   }
 end
 
-local help_row = { name = "help", help = "shows this text" }
+local help_row = {name = "help", help = "shows this text"}
 
 -- All options of a recipe; its own ones win over the shared ones.
 local function rows_of(spec)
@@ -32,7 +32,7 @@ local function rows_of(spec)
   end
   add(spec.extra or {})
   if spec.config ~= false then add(configured(spec)) end
-  add({ help_row })
+  add({help_row})
   return rows
 end
 
@@ -50,16 +50,30 @@ local function option_lines(rows)
   return lines
 end
 
+-- Words as lines of at most `width` characters.
+local function wrap(text, width)
+  local lines = {""}
+  for word in text:gmatch("%S+") do
+    local line = lines[#lines]
+    if #line + #word >= width then
+      lines[#lines + 1] = word
+    else
+      lines[#lines] = line == "" and word or line .. " " .. word
+    end
+  end
+  return lines
+end
+
 --- The configuration keys as lines of text: key, default, help and what is allowed.
 function options.key_lines()
   local lines = {}
   for _, row in ipairs(schema.rows) do
     lines[#lines + 1] = ("  %-38s %-14s %s"):format(row.key, schema.show(row.default), row.help)
     for _, field in ipairs(row.fields or {}) do
-      lines[#lines + 1] = ("  %-38s %-14s %s"):format(field.key, schema.show(field.default), field.help)
+      lines[#lines + 1] = ("  %-38s %-14s %s"):format("  ." .. field.name, schema.show(field.default), field.help)
     end
     if row.type == "choice" then
-      lines[#lines + 1] = (" "):rep(56) .. schema.expected(row)
+      for _, line in ipairs(wrap(schema.expected(row), 60)) do lines[#lines + 1] = (" "):rep(56) .. line end
     end
   end
   return lines
@@ -77,7 +91,7 @@ end
 
 --- The text that --help shows.
 function options.help(spec)
-  local lines = { usage_line(spec), "", spec.summary, "", "options:" }
+  local lines = {usage_line(spec), "", spec.summary, "", "options:"}
   for _, line in ipairs(option_lines(rows_of(spec))) do lines[#lines + 1] = line end
   if spec.positional then
     lines[#lines + 1] = ("\n%s: %s"):format(spec.positional.name, spec.positional.help)
@@ -154,7 +168,7 @@ local function take_values(spec, row, result, arguments, i, inline)
 end
 
 local function scan(spec, rows, arguments)
-  local result, by_name = { positional = {} }, {}
+  local result, by_name = {positional = {}}, {}
   for _, row in ipairs(rows) do by_name[row.name] = row end
   local i, only_files = 1, false
   while arguments[i] do
@@ -185,8 +199,8 @@ local function check_positional(spec, result)
   end
 end
 
-local function load_config(spec, result)
-  local config = require("pack.config")
+local function load_config(result)
+  local config = require "pack.config"
   local settings = result.set or {}
   if result.device then settings[#settings + 1] = "runtime.device=" .. result.device end
   if result.output then settings[#settings + 1] = "runtime.output_dir=" .. result.output end
@@ -215,7 +229,7 @@ function options.parse(spec)
     if result.plan then
       failure.raise(1, "--plan: a forecast needs recorded programs, which this version does not have yet")
     end
-    result.config = load_config(spec, result)
+    result.config = load_config(result)
     result.output = result.output or result.config.runtime.output_dir or nil
   end
   return result

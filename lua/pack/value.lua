@@ -1,12 +1,16 @@
 --- Values from outside (JSON, YAML, Lua tables) as Lua tables.
-local ffi = require("ffi")
-local native = require("pack.native")
+local ffi = require "ffi"
 
-local C = native.C
 local value = {}
 
+local C -- the host, loaded when something is read
+
+local function load_host()
+  C = C or require("pack.native").C
+end
+
 --- What JSON's null and YAML's ~ become, as a table cannot hold nil.
-value.null = setmetatable({}, { __tostring = function() return "null" end })
+value.null = setmetatable({}, {__tostring = function() return "null" end})
 
 local array = {}
 
@@ -67,6 +71,7 @@ end
 --- Reads `text` as "json", "yaml" or "lua" (a chunk that returns a table, run without libraries and
 --- within limits). `name` is what messages call it. Returns the value, or nil and the message.
 function value.parse(language, text, name)
+  load_host()
   local root = ffi.new("pk_value *[1]")
   if C[readers[language]](text, #text, name or language, root) ~= C.PK_OK then
     return nil, ffi.string(C.pk_error_message())
@@ -79,6 +84,7 @@ end
 
 --- The bytes of a file of at most `limit` bytes (1 MiB), or nil and the message.
 function value.read_file(path, limit)
+  load_host()
   local data, bytes = ffi.new("char *[1]"), ffi.new("int64_t[1]")
   if C.pk_file_read(path, data, bytes, limit or 2 ^ 20) ~= C.PK_OK then
     return nil, ffi.string(C.pk_error_message())

@@ -1,0 +1,194 @@
+-- Values from outside: what JSON, YAML and Lua tables mean, and what is refused with which message.
+local json = require "pack.json"
+local value = require "pack.value"
+
+local function refused(language, text, message)
+  local result, got = value.parse(language, text, "case")
+  assert.is_nil(result)
+  assert.is_truthy(got:find(message, 1, true), ("%q does not contain %q"):format(got, message))
+end
+
+describe("JSON from outside", function()
+  it("becomes tables, with null as a value of its own", function()
+    local got = json.decode('{"a": [1, 2.5, -3e2, true, null, "x\\u00e9"], "b": {}, "c": []}')
+    assert.same({1, 2.5, -300, true, value.null, "x\195\169"}, got.a)
+    assert.is_false(value.is_array(got.b))
+    assert.is_true(value.is_array(got.c))
+  end)
+
+  it("reads the integers below 2^53 exactly and refuses the others", function()
+    assert.equal(9007199254740991, json.decode("9007199254740991"))
+    assert.equal(-9007199254740991, json.decode("-9007199254740991"))
+    refused("json", "[9007199254740992]", "case:1:2: the integer 9007199254740992 is not below 2^53")
+    refused("json", "-9007199254740992", "not below 2^53")
+    assert.equal(1e300, json.decode("1e300"))
+  end)
+
+  it("refuses what is not JSON, with line and column", function()
+    refused("json", "", "case: empty")
+    refused("json", "[\n\n  1,]", "case:3:5: not valid JSON")
+    refused("json", "[1] x", "case:1:5: x is not JSON")
+    refused("json", "[1] [2]", "case:1:5: more text after the end")
+    refused("json", '{"a": NaN}', "case:1:7: NaN is not JSON")
+    refused("json", "[-Infinity]", "-Infinity is not JSON")
+    refused("json", "1e999", "too large")
+    for _, number in ipairs {"01", "1.", ".5", "+1", "1e", "0x10", "--1"} do
+      refused("json", number, number .. " is not JSON")
+    end
+    refused("json", '{"1":1,', "the text ends inside")
+    refused("json", "]", "without its opening")
+    refused("json", '"ab', "does not end")
+    refused("json", '"a\nb"', "a control character (byte 10)")
+  end)
+
+  it("refuses duplicate keys, NUL characters and bytes that are not UTF-8", function()
+    refused("json", '{"m": {"a": 1, "b": 2, "a": 3}}', 'the key "a" is there twice in m')
+    refused("json", '"a\\u0000b"', "NUL")
+    refused("json", "[1\0]", "case:1:3: a NUL character")
+    refused("json", '"\255"', "not UTF-8")
+    refused("json", '"\237\160\128"', "not UTF-8") -- a surrogate
+    refused("json", '"\192\128"', "not UTF-8")     -- an overlong NUL
+  end)
+
+  it("goes 64 levels deep and no further", function()
+    assert.is_table(json.decode(("["):rep(64) .. ("]"):rep(64)))
+    refused("json", ("["):rep(65) .. ("]"):rep(65), "case:1:65: nested deeper than 64 levels")
+    refused("json", ("["):rep(1000000), "nested deeper than 64 levels")
+  end)
+end)
+
+describe("JSON written here", function()
+  it("has sorted keys, integers without a point and explicit empty arrays", function()
+    assert.equal('{"a":[1,2],"b":{},"c":[],"d":null}',
+      (json.encode {d = json.null, b = {}, a = {1, 2}, c = json.array {}}))
+  end)
+
+  it("holds numbers that read back to the same bits", function()
+    for _, x in ipairs {0.1, 1 / 3, 1e-300, 5e-324, 1.7976931348623157e308, 2 ^ 53, 2 ^ 60, -0.5, 1e20, 123456789} do
+      assert.equal(x, json.decode((json.encode(x))))
+    end
+    assert.equal("0.1", (json.encode(0.1)))
+    assert.equal("9007199254740991", (json.encode(2 ^ 53 - 1)))
+  end)
+
+  it("turns NaN and infinities into null and says where they were", function()
+    local text, where = json.encode {loss = 0 / 0, norms = {1, 1 / 0}, step = 3}
+    assert.equal('{"loss":null,"nonfinite":{"loss":"nan","norms[2]":"inf"},"norms":[1,null],"step":3}', text)
+    assert.same({loss = "nan", ["norms[2]"] = "inf"}, where)
+  end)
+
+  it("escapes control characters and replaces bytes that are not UTF-8", function()
+    assert.equal('"a\\n\\"\\\\\\u0001\195\169\239\191\189"', (json.encode('a\n"\\\1\195\169\255')))
+  end)
+
+  it("refuses functions, mixed keys and tables that contain themselves", function()
+    assert.has_error(function() json.encode {f = print} end, "json.encode: f is a function")
+    assert.has_error(function() json.encode {1, 2, x = 3} end,
+      "json.encode: the value is neither an array without holes nor a table of names")
+    local loop = {}
+    loop.loop = loop
+    assert.has_error(function() json.encode(loop) end)
+  end)
+
+  it("is indented when asked", function()
+    assert.equal('{\n  "a": {\n    "b": [1, 2]\n  }\n}', (json.encode({a = {b = {1, 2}}}, {pretty = true})))
+  end)
+end)
+
+describe("YAML from outside", function()
+  it("reads plain scalars as PyYAML's users mean them, and quoted ones as strings", function()
+    local got = value.parse("yaml", table.concat({
+      "ints: [1, -2, +3, 65_536, 0x1f, 0o17]",
+      "floats: [1e-3, .5, 1.5e+3, -2.0]",
+      "switches: [true, False, on, off, yes, No]",
+      "nulls: [~, null, ]",
+      "strings: ['1', \"true\", hello world, 1-2, 12:30, e5, 0x]",
+    }, "\n"), "case")
+    assert.same({1, -2, 3, 65536, 31, 15}, got.ints)
+    assert.same({0.001, 0.5, 1500, -2}, got.floats)
+    assert.same({true, false, true, false, true, false}, got.switches)
+    assert.same({value.null, value.null}, got.nulls)
+    assert.same({"1", "true", "hello world", "1-2", "12:30", "e5", "0x"}, got.strings)
+  end)
+
+  it("reads an empty text as null", function()
+    assert.equal(value.null, value.parse("yaml", "# nothing\n", "case"))
+  end)
+
+  it("refuses anchors, aliases and tags, so that a small text stays small", function()
+    refused("yaml", "a: &x [1]\nb: [*x, *x]", "case:1:4: anchors (&x) are not supported")
+    refused("yaml", "b: *x", "case:1:4: aliases (*x) are not supported")
+    refused("yaml", "a: !!python/object:os.system x", "case:1:4: tags")
+  end)
+
+  it("refuses what is ambiguous, not finite or too large", function()
+    refused("yaml", "a: 010", "without the leading zero")
+    refused("yaml", "a: .inf", "not a finite number")
+    refused("yaml", "a: .NaN", "not a finite number")
+  end)
+
+  it("refuses broken text, other documents, duplicate and compound keys", function()
+    refused("yaml", "a: [1", "not valid YAML")
+    refused("yaml", "\ta: 1", "case:1:1: not valid YAML")
+    refused("yaml", "--- 1\n--- 2", "case:2:1: more than one document")
+    refused("yaml", "a: 1\na: 2", 'the key "a" is there twice')
+    refused("yaml", "? [a]\n: 1", "a key that is not a string")
+    refused("yaml", ("["):rep(65) .. ("]"):rep(65), "nested deeper than 64 levels")
+    refused("yaml", "a: 9007199254740992", "not below 2^53")
+    refused("yaml", 'a: "\\0"', "NUL")
+  end)
+end)
+
+describe("Lua tables from outside", function()
+  it("may compute, and come back as plain tables", function()
+    local got = value.parse("lua", "local w = 64 * 5 return {model = {width = w}, list = {1, {c = 'x'}}, off = false}")
+    assert.same({model = {width = 320}, list = {1, {c = "x"}}, off = false}, got)
+  end)
+
+  it("say file and line of a syntax error and of a failure", function()
+    refused("lua", "return {\n  a = = 1\n}", "case:2: unexpected symbol")
+    refused("lua", "local t\n\nreturn t.x", "case:3: attempt to index")
+    refused("lua", "return 1", "case: returns a number, not a table")
+  end)
+
+  it("have no libraries, no string methods and no FFI", function()
+    refused("lua", "os.execute('true')", "case:1: attempt to index global 'os'")
+    refused("lua", "local ffi = require('ffi')", "case:1: attempt to call global 'require'")
+    refused("lua", "return {x = ('x'):rep(1e9)}", "case:1: attempt to index a string value")
+    refused("lua", "return {x = ('a'):find(('a?'):rep(30))}", "case:1: attempt to index a string value")
+    refused("lua", "return {x = string.rep('x', 1e9)}", "case:1: attempt to index global 'string'")
+    refused("lua", "return setmetatable({}, {})", "case:1: attempt to call global 'setmetatable'")
+    refused("lua", "return {x = 1LL}", "case: x is a cdata")
+  end)
+
+  it("are text, not bytecode", function()
+    refused("lua", string.dump(function() return {} end), "case: is bytecode")
+  end)
+
+  it("stop after their share of instructions", function()
+    refused("lua", "\nwhile true do end", "case:2: runs for more than 10000000 instructions")
+    refused("lua", "for i = 1, 1e12 do end return {}", "runs for more than")
+    refused("lua", "local function f() return f() end\nreturn f()", "runs for more than")
+  end)
+
+  it("stop at their share of memory", function()
+    refused("lua", "local s = 'x'\nwhile true do s = s .. s end", "case:2: builds more than 64 MiB")
+    refused("lua", "local t = {} for i = 1, 1e9 do t[i] = i end", "case:1: builds more than 64 MiB")
+    refused("lua", "local s = 'x' for i = 1, 20 do s = s .. s end local t = {} for i = 1, 999 do t[i] = s end return t",
+      "larger than 64 MiB")
+    refused("lua", "local a = {} for i = 1, 60 do a = {a, a} end return a", "larger than 64 MiB")
+    refused("lua", "local function f() return 1 + f() end return f()", "stack overflow")
+  end)
+
+  it("hold strings, finite numbers, booleans and tables of one kind of key, or are refused by path", function()
+    refused("lua", "return {a = {b = {1, print or function() end}}}", "case: a.b[2] is a function")
+    refused("lua", "return {a = {1, 2, x = 3}}", "case: a mixes keys")
+    refused("lua", "return {a = {1, nil, 3}}", "case: a mixes keys")
+    refused("lua", "return {[true] = 1}", "case: the table mixes keys")
+    refused("lua", "return {a = {0 / 0}}", "case: a[1] is not a finite number")
+    refused("lua", "return {a = 1 / 0}", "case: a is not a finite number")
+    refused("lua", "return {a = 2^53}", "case: a is not below 2^53")
+    refused("lua", "return {a = '\\0'}", "case: a is a string that is not UTF-8 text")
+    refused("lua", "local t = {} t.t = t return t", "nested deeper than 64 levels")
+  end)
+end)
