@@ -1,5 +1,8 @@
 --- JSON: written with sorted keys and numbers that read back to the same bits; read by the host.
+local caller = require "pack.caller"
 local value = require "pack.value"
+
+caller.register()
 
 local json = {}
 
@@ -65,7 +68,7 @@ local function sorted_keys(t, path)
   local keys = {}
   for key in pairs(t) do
     if type(key) ~= "string" then
-      error(("json.encode: %s has a key that is a %s among its names"):format(path, type(key)), 0)
+      caller.raise("json.encode: %s has a key that is a %s among its names", path, type(key))
     end
     keys[#keys + 1] = key
   end
@@ -92,8 +95,8 @@ local function encode_array(state, t, path, depth)
   local count, flat, pieces = 0, true, {}
   for _ in pairs(t) do count = count + 1 end
   if count ~= #t then
-    error(("json.encode: %s is neither an array without holes nor a table of names")
-      :format(path == "" and "the value" or path), 0)
+    caller.raise("json.encode: %s is neither an array without holes nor a table of names",
+      path == "" and "the value" or path)
   end
   for i = 1, count do
     flat = flat and type(t[i]) ~= "table"
@@ -124,10 +127,10 @@ function encode_value(state, x, path, depth)
     return "null"
   end
   if kind ~= "table" then
-    error(("json.encode: %s is a %s"):format(path == "" and "the value" or path, kind), 0)
+    caller.raise("json.encode: %s is a %s", path == "" and "the value" or path, kind)
   end
   if depth == 64 then
-    error(("json.encode: %s is nested deeper than 64 levels (or contains itself)"):format(path), 0)
+    caller.raise("json.encode: %s is nested deeper than 64 levels (or contains itself)", path)
   end
   if #x > 0 or value.is_array(x) then return encode_array(state, x, path, depth) end
   return encode_object(state, x, path, depth)
