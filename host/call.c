@@ -25,6 +25,7 @@ static void stop_hook(lua_State *state, lua_Debug *record) {
  * when that did not help, ends the process. */
 static void on_interrupt(int number) {
   signal(number, SIG_DFL);
+  /* Lua lets signal handlers call lua_sethook. NOLINTNEXTLINE(bugprone-signal-handler) */
   lua_sethook(interruptible, stop_hook, LUA_MASKCALL | LUA_MASKRET | LUA_MASKCOUNT, 1);
 }
 
@@ -40,13 +41,13 @@ static int asks_for_exit(lua_State *state, int index, int *code) {
   return asks;
 }
 
-/* Makes text of any error object, with the traceback; errors that ask for an exit code stay. */
+/* Makes text of any error object, with the traceback. Errors that ask for an exit code stay, and so
+ * does nil, which, as in lua.c, fails without a word. */
 static int add_traceback(lua_State *state) {
-  int code;
-  if (asks_for_exit(state, 1, &code)) return 1;
+  int code, type = lua_type(state, 1);
+  if (type == LUA_TNIL || asks_for_exit(state, 1, &code)) return 1;
   if (!lua_isstring(state, 1)) {
-    int type = lua_type(state, 1);
-    if (type == LUA_TNIL || !luaL_callmeta(state, 1, "__tostring") || !lua_isstring(state, -1)) {
+    if (!luaL_callmeta(state, 1, "__tostring") || !lua_isstring(state, -1)) {
       lua_pushfstring(state, "the error is a %s value", lua_typename(state, type));
     }
     lua_replace(state, 1);
@@ -76,14 +77,10 @@ int pk_call_report(lua_State *state) {
     lua_rawget(state, -2);
     lua_remove(state, -2);
   }
-  size_t length;
+  size_t length = 0;
   const char *message = lua_tolstring(state, -1, &length);
-  if (!message) {
-    message = "the error has no message";
-    length = strlen(message);
-  }
   /* The outermost frame is this program's own; its address tells nobody anything. */
-  const char *outermost = strstr(message, "\n\t[C]: at 0x");
+  const char *outermost = message ? strstr(message, "\n\t[C]: at 0x") : NULL;
   if (outermost && !strchr(outermost + 1, '\n')) length = (size_t)(outermost - message);
   if (length > 0) {
     fflush(stdout);

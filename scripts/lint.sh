@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Lints over the whole tree: scripts/lint.sh [luacheck|clang-format|shellcheck|clang-tidy]...
+# Without a name, all of them. Exit code 0 clean, 1 findings, 3 the tool is not installed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# The C files that the build compiles; a kernel is checked in one of its instruction sets.
+compiled_files() {
+  find host -name '*.c' | sort | while read -r file; do
+    if grep -qF "/$file\"" build/compile_commands.json; then echo "$file"; fi
+  done
+}
+
+lint() {
+  if ! command -v "$1" > /dev/null; then
+    echo "lint.sh: $1 is not installed"
+    return 3
+  fi
+  case $1 in
+    luacheck) luacheck --quiet --codes . ;;
+    clang-format) find host spec -name '*.[ch]' -print0 | xargs -0 clang-format --dry-run --Werror ;;
+    shellcheck) find scripts spec -name '*.sh' -print0 | xargs -0 shellcheck .ci/run ;;
+    clang-tidy) compiled_files | xargs -P "$(nproc)" -n 4 clang-tidy --quiet -p build ;;
+  esac
+}
+
+if [[ $# == 0 ]]; then set -- luacheck clang-format shellcheck clang-tidy; fi
+code=0
+for name in "$@"; do
+  case $name in
+    luacheck | clang-format | shellcheck | clang-tidy) lint "$name" || code=$? ;;
+    *)
+      echo "lint.sh: there is no lint '$name'" >&2
+      exit 2
+      ;;
+  esac
+done
+if [[ $code == 0 || $code == 3 ]]; then exit "$code"; fi
+exit 1

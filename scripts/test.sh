@@ -1,0 +1,96 @@
+#!/usr/bin/env bash
+# Builds, then checks: scripts/test.sh [SPEC...]
+# With specs, only those, on the release build. Without: all specs on the release build and under the
+# sanitizers, the fuzzers' smoke run, and the lints. The last line is "N passed, N failed, N skipped".
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+
+passed=0 failed=0 skipped=0
+failures=()
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+
+finish() {
+  if [[ $failed != 0 ]]; then printf '\nfailed: %s\n' "${failures[*]}"; fi
+  echo "$passed passed, $failed failed, $skipped skipped"
+  [[ $failed == 0 ]]
+  exit
+}
+
+fail() {
+  failed=$((failed + 1))
+  failures+=("$1")
+}
+
+# check NAME COMMAND...: one check by its exit code (3: skipped), its output shown if it failed.
+check() {
+  local name=$1 code=0
+  shift
+  echo "== $name"
+  "$@" > "$folder/output" 2>&1 || code=$?
+  case $code in
+    0) passed=$((passed + 1)) ;;
+    3)
+      skipped=$((skipped + 1))
+      cat "$folder/output"
+      ;;
+    *)
+      fail "$name"
+      cat "$folder/output"
+      ;;
+  esac
+  return "$code"
+}
+
+# specs NAME PROGRAM ARGUMENTS...: busted under PROGRAM; every case counts.
+specs() {
+  local name=$1 program=$2 code=0 good bad pending
+  shift 2
+  echo "== $name"
+  rm -f "$folder/counts"
+  PACKLUA_COUNTS=$folder/counts "$program" spec/support/busted.lua "$@" || code=$?
+  if ! read -r good bad pending 2> /dev/null < "$folder/counts"; then
+    good=0 bad=0 pending=0
+    echo "test.sh: $name ended with exit code $code before its end"
+  fi
+  # A process that fails after its last case, such as by a leak, is a failure too.
+  if [[ $code != 0 && $bad == 0 ]]; then bad=1; fi
+  passed=$((passed + good)) failed=$((failed + bad)) skipped=$((skipped + pending))
+  if [[ $bad != 0 ]]; then failures+=("$name"); fi
+}
+
+# build_with PRESET: invoked through check.
+# shellcheck disable=SC2317
+build_with() {
+  local generator=()
+  if [[ ! -e build-$1/CMakeCache.txt ]] && command -v ninja > /dev/null; then
+    generator=(-G Ninja)
+  fi
+  cmake --preset "$1" "${generator[@]}" -DPACKLUA_WERROR=ON &&
+    cmake --build "build-$1" --parallel "$(nproc)"
+}
+
+if [[ $# != 0 ]]; then
+  scripts/setup.sh || exit
+  specs specs build/packlua "$@"
+  finish
+fi
+
+check setup scripts/setup.sh --all -DPACKLUA_WERROR=ON || finish
+specs specs build/packlua
+
+# A sanitizer's report ends the process with a code of its own, so that no spec takes it for an
+# ordinary failure. Leaks are watched by the specs themselves: LuaJIT's memory is closed to LSan.
+export UBSAN_OPTIONS=print_stacktrace=1:exitcode=99
+if check "asan build" build_with asan; then
+  ASAN_OPTIONS=detect_leaks=0:exitcode=99 specs "specs under ASan and UBSan" build-asan/packlua
+fi
+if check "tsan build" build_with tsan; then
+  TSAN_OPTIONS=exitcode=99:halt_on_error=1:ignore_noninstrumented_modules=1 \
+    specs "threaded specs under TSan" build-tsan/packlua --tags=threads
+fi
+if [[ -x spec/fuzz/run.sh ]]; then check "fuzz smoke" spec/fuzz/run.sh; fi
+for lint in luacheck clang-format shellcheck clang-tidy; do
+  check "$lint" scripts/lint.sh "$lint"
+done
+finish
