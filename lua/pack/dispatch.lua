@@ -40,6 +40,14 @@ local defaults = {
   random_uniform = {dtype = 1},
 }
 
+-- The Lua objects behind the pointers that C gets: nothing else need hold them while it runs.
+local held = {} -- luacheck: ignore 331
+
+local function refuse(format, ...)
+  for i = 1, C.PK_MAX_INPUTS do held[i] = nil end
+  caller.raise(format, ...)
+end
+
 local function words(text)
   local list = {}
   for word in text:gmatch("%S+") do list[#list + 1] = word end
@@ -122,7 +130,7 @@ function dispatch.attempt(handle, attempt)
     collect(handle)
     status = attempt()
   end
-  if status ~= 0 then caller.raise("%s", ffi.string(C.pk_error_message())) end
+  if status ~= 0 then refuse("%s", ffi.string(C.pk_error_message())) end
 end
 
 -- Attributes ------------------------------------------------------------------------------------
@@ -135,7 +143,7 @@ local function refuse_unknown(operation, name)
   for _, attribute in ipairs(operation.attributes) do names[#names + 1] = attribute.name end
   names[#names + 1] = "out"
   if operation.accumulates then names[#names + 1] = "accumulate" end
-  caller.raise("%s: unknown attribute '%s'; known: %s", operation.name, tostring(name),
+  refuse("%s: unknown attribute '%s'; known: %s", operation.name, tostring(name),
     table.concat(names, ", "))
 end
 
@@ -150,9 +158,9 @@ local function write_integer(operation, attribute, value)
     value = 0
   elseif attribute.name == "dtype" and type(value) == "string" then
     value = dispatch.dtypes[value]
-      or caller.raise("%s: dtype '%s' is not one of f64, f32, bf16, i32", operation.name, value)
+      or refuse("%s: dtype '%s' is not one of f64, f32, bf16, i32", operation.name, value)
   elseif not is_integer(value) then
-    caller.raise("%s: attribute %s is %s, not an integer", operation.name, attribute.name,
+    refuse("%s: attribute %s is %s, not an integer", operation.name, attribute.name,
       tostring(value))
   end
   attributes.integers[attribute.place] = value
@@ -160,17 +168,17 @@ end
 
 local function write_list(operation, attribute, value)
   if type(value) ~= "table" then
-    caller.raise("%s: attribute %s is a %s, not a list", operation.name, attribute.name, type(value))
+    refuse("%s: attribute %s is a %s, not a list", operation.name, attribute.name, type(value))
   end
   local count = #value
   if count > C.PK_MAX_RANK then
-    caller.raise("%s: attribute %s has %d entries; the most is %d", operation.name, attribute.name,
+    refuse("%s: attribute %s has %d entries; the most is %d", operation.name, attribute.name,
       count, C.PK_MAX_RANK)
   end
   for i = 1, count do
     local entry = tonumber(value[i])
     if not is_integer(entry) then
-      caller.raise("%s: entry %d of attribute %s is %s, not an integer", operation.name, i,
+      refuse("%s: entry %d of attribute %s is %s, not an integer", operation.name, i,
         attribute.name, tostring(value[i]))
     end
     attributes.list[i - 1] = entry
@@ -185,7 +193,7 @@ local function write_attribute(operation, attribute, value)
     write_integer(operation, attribute, value)
   else
     if type(value) ~= "number" then
-      caller.raise("%s: attribute %s is a %s, not a number", operation.name, attribute.name,
+      refuse("%s: attribute %s is a %s, not a number", operation.name, attribute.name,
         type(value))
     end
     attributes.numbers[attribute.place] = value
@@ -203,7 +211,7 @@ local function write_attributes(operation, given)
     if value == nil and attribute.kind == "l" and given[1] ~= nil then value = given end
     if value == nil then value = attribute.default end
     if value == nil then
-      caller.raise("%s: attribute %s is missing", operation.name, attribute.name)
+      refuse("%s: attribute %s is missing", operation.name, attribute.name)
     end
     write_attribute(operation, attribute, value)
   end
@@ -219,9 +227,6 @@ end
 local inputs = ffi.new("const pk_tensor *[?]", C.PK_MAX_INPUTS)
 local outputs = ffi.new("pk_tensor *[?]", C.PK_MAX_OUTPUTS)
 local nothing = {}
-
--- The Lua objects behind the pointers in inputs: nothing else need hold them while C runs.
-local held = {}
 
 local function is_tensor(value)
   return ffi.istype(Tensor, value)
@@ -242,7 +247,7 @@ local function put_input(operation, i, value)
     return
   end
   local what = value == nil and "missing" or ("a " .. type(value) .. ", not a tensor")
-  caller.raise("%s: input %d (%s) is %s", operation.name, i, input.name, what)
+  refuse("%s: input %d (%s) is %s", operation.name, i, input.name, what)
 end
 
 -- Puts the outputs that the caller gave; returns them as a list (false: a new one).
@@ -250,14 +255,14 @@ local function put_outputs(operation, given)
   local out = given.out
   for o = 0, operation.n_outputs - 1 do outputs[o] = nil end
   if out == nil then
-    if given.accumulate then caller.raise("%s: accumulate needs out", operation.name) end
+    if given.accumulate then refuse("%s: accumulate needs out", operation.name) end
     return nil
   end
   if is_tensor(out) then out = {out} end
   for o = 1, operation.n_outputs do
     if out[o] then
       if not is_tensor(out[o]) then
-        caller.raise("%s: out %d is a %s, not a tensor", operation.name, o, type(out[o]))
+        refuse("%s: out %d is a %s, not a tensor", operation.name, o, type(out[o]))
       end
       outputs[o - 1] = out[o]
     end
@@ -290,7 +295,7 @@ local function fail(operation, handle, status, n_inputs, pointer)
     status = C.pk_op_run(handle, operation.number, inputs, n_inputs, outputs, operation.n_outputs,
       pointer)
   end
-  if status ~= 0 then caller.raise("%s", ffi.string(C.pk_error_message())) end
+  if status ~= 0 then refuse("%s", ffi.string(C.pk_error_message())) end
 end
 
 -- Runs an operation whose inputs are put. list makes the table of its inputs for the tape.
@@ -300,7 +305,7 @@ local function run(operation, handle, n_inputs, given, list)
   if given or operation.attributes[1] then
     given = given or nothing
     if type(given) ~= "table" then
-      caller.raise("%s: after %d inputs comes a table of attributes, not a %s", operation.name, n_inputs,
+      refuse("%s: after %d inputs comes a table of attributes, not a %s", operation.name, n_inputs,
         is_tensor(given) and "tensor" or type(given))
     end
     write_attributes(operation, given)
@@ -326,7 +331,9 @@ end
 local function of_none(operation)
   return function(given)
     require "pack.tensor" -- gives new tensors their finaliser; inputs imply it elsewhere
-    local handle = context.handle_of(given and given.context)
+    local out = given and given.out
+    if out and not is_tensor(out) then out = out[1] end
+    local handle = out and out.context or context.handle_of(given and given.context)
     return run(operation, handle, 0, given, nothing)
   end
 end
@@ -365,7 +372,7 @@ local function of_many(operation)
     local list, count, given = split(operation, ...)
     local n = operation.variadic and math.max(count, 1) or operation.n_inputs
     if count > (operation.variadic and C.PK_MAX_INPUTS or n) then
-      caller.raise("%s: %d inputs, more than %d", operation.name, count, operation.n_inputs)
+      refuse("%s: %d inputs, more than %d", operation.name, count, operation.n_inputs)
     end
     for i = 1, n do put_input(operation, i, list[i]) end
     return run(operation, list[1].context, n, given, list)
