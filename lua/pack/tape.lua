@@ -417,10 +417,8 @@ function Tape:backward(result, g, leaves, options)
     walk:give(1, seed)
     if g then
       walk:hold(seed) -- the caller's: never added to, never freed
-    elseif walk.references[seed] then
-      walk.owned[seed] = true
-    else
-      seed:free()
+    elseif not walk.nested then
+      if walk.references[seed] then walk.owned[seed] = true else seed:free() end
     end
   end
   for n = #self.nodes, 1, -1 do
