@@ -247,6 +247,15 @@ double pk_time(void);
 /* 1 if the file descriptor is a terminal. */
 int pk_is_terminal(int fd);
 
+/* Columns of the terminal behind a file descriptor; 0 if there is none or it does not say. */
+int pk_terminal_width(int fd);
+
+/* Locks path, a file for this purpose alone, against every other process until pk_file_unlock or the
+ * end of this one; never waits. *lock is what to unlock. Errors: PK_INVALID if it is locked (the message
+ * names the process), PK_UNSUPPORTED on a file system without locks, PK_IO. */
+pk_status pk_file_lock(const char *path, int *lock);
+void pk_file_unlock(int lock);
+
 /* --- values: JSON, YAML and Lua tables from outside ------------------------------------------ */
 
 typedef enum pk_value_kind {
@@ -303,10 +312,21 @@ const char *pk_safetensors_metadata(const pk_safetensors *file, const char *key)
 const char *pk_safetensors_metadata_key(const pk_safetensors *file, int64_t index);
 pk_status pk_safetensors_read(pk_safetensors *file, int64_t index, void *data, int64_t bytes);
 
+/* The same for a part of the tensor: bytes of it from byte first on. */
+pk_status pk_safetensors_read_part(pk_safetensors *file, int64_t index, int64_t first, void *data,
+                                   int64_t bytes);
+
+/* Converts count elements of a file's dtype (F64, F32, F16, BF16, BOOL and the integers) to those of a
+ * pk_dtype, rounded once to nearest even. Errors: a dtype without conversion; PK_I32 of a value
+ * that is no i32; an integer of magnitude 2^53 or above. */
+pk_status pk_convert(int dtype, void *into, const char *file_dtype, const void *values,
+                     int64_t count);
+
 typedef struct pk_safetensors_writer pk_safetensors_writer;
 
-/* Writing: create, declare metadata and every tensor, then their data in the declared order, then
- * finish, which publishes the file atomically. Freeing an unfinished writer removes its temporary. */
+/* Writing: create, declare metadata and every tensor, then their data in the declared order, each in
+ * one piece or several, then finish, which publishes the file atomically. Freeing an unfinished
+ * writer removes its temporary. */
 pk_status pk_safetensors_writer_create(const char *path, pk_safetensors_writer **writer);
 pk_status pk_safetensors_writer_metadata(pk_safetensors_writer *writer, const char *key,
                                          const char *value);

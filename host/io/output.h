@@ -1,0 +1,32 @@
+/* Files that appear whole or not at all. */
+#ifndef PK_IO_OUTPUT_H
+#define PK_IO_OUTPUT_H
+
+#include "core/core.h"
+
+/* A file being written under a temporary name in the folder of its path. Zeroed: none. */
+typedef struct pk_output {
+  char *path;
+  char *temporary;
+  int fd;
+} pk_output;
+
+/* Starts a file. Refuses a path where something other than a regular file is. */
+pk_status pk_output_open(pk_output *output, const char *path);
+
+/* Appends bytes. */
+pk_status pk_output_write(pk_output *output, const void *data, int64_t bytes);
+
+/* Brings the file to disk and gives it its name. Ends the output: on failure nothing is left. */
+pk_status pk_output_publish(pk_output *output);
+
+/* Removes the unfinished file; harmless on an output that has ended. */
+void pk_output_discard(pk_output *output);
+
+/* write(2) until all is written. */
+pk_status pk_write_all(int fd, const char *path, const void *data, int64_t bytes);
+
+/* Fails with PK_IO, the path, what could not be done, and the reason in errno. */
+pk_status pk_fail_io(const char *path, const char *what);
+
+#endif

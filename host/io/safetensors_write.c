@@ -1,0 +1,285 @@
+/* Writes safetensors files: the header when all tensors are declared, then their bytes as they
+ * come. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "io/output.h"
+#include "io/safetensors.h"
+#include "io/value.h"
+
+enum { HEADER_ALIGNMENT = 8 };
+
+typedef struct declaration {
+  char *name;
+  int64_t bytes;
+} declaration;
+
+struct pk_safetensors_writer {
+  pk_output output;
+  FILE *header; /* the JSON so far, without its closing brace; NULL once it is written */
+  char *text;   /* of header */
+  size_t text_bytes;
+  bool in_metadata;
+  char **keys; /* of the metadata */
+  int64_t key_count;
+  declaration *tensors;
+  int64_t count;
+  int64_t bytes;   /* of all declared data */
+  int64_t current; /* the tensor whose data comes next, */
+  int64_t written; /* and how much of it is there */
+};
+
+pk_status pk_safetensors_writer_create(const char *path, pk_safetensors_writer **writer) {
+  *writer = NULL;
+  pk_safetensors_writer *created = calloc(1, sizeof *created);
+  if (!created) return pk_fail(PK_NO_MEMORY, "%s: no memory for a writer", path);
+  pk_status status = pk_output_open(&created->output, path);
+  if (status) {
+    free(created);
+    return status;
+  }
+  created->header = open_memstream(&created->text, &created->text_bytes);
+  if (!created->header) {
+    pk_safetensors_writer_free(created);
+    return pk_fail(PK_NO_MEMORY, "%s: no memory for a header", path);
+  }
+  fputc('{', created->header);
+  *writer = created;
+  return PK_OK;
+}
+
+void pk_safetensors_writer_free(pk_safetensors_writer *writer) {
+  if (!writer) return;
+  if (writer->header) fclose(writer->header);
+  pk_output_discard(&writer->output);
+  for (int64_t i = 0; i < writer->key_count; i++) free(writer->keys[i]);
+  for (int64_t i = 0; i < writer->count; i++) free(writer->tensors[i].name);
+  free(writer->keys);
+  free(writer->tensors);
+  free(writer->text);
+  free(writer);
+}
+
+/* A file ends when it is finished, and when it could not be written. */
+static pk_status check_open(const pk_safetensors_writer *writer) {
+  if (writer->output.fd >= 0) return PK_OK;
+  return pk_fail(PK_INVALID, "a safetensors file is written to after its end");
+}
+
+/* Writes bytes, or ends the file. */
+static pk_status write_bytes(pk_safetensors_writer *writer, const void *data, int64_t bytes) {
+  pk_status status = pk_output_write(&writer->output, data, bytes);
+  if (status) pk_output_discard(&writer->output);
+  return status;
+}
+
+/* --- the header --- */
+
+/* Writes text as a JSON string. */
+static void put_string(FILE *file, const char *text) {
+  fputc('"', file);
+  for (const char *c = text; *c; c++) {
+    if (*c == '"' || *c == '\\') {
+      fprintf(file, "\\%c", *c);
+    } else if ((unsigned char)*c < 0x20) {
+      fprintf(file, "\\u%04x", (unsigned)*c);
+    } else {
+      fputc(*c, file);
+    }
+  }
+  fputc('"', file);
+}
+
+static pk_status check_text(const pk_safetensors_writer *writer, const char *text) {
+  int64_t offset;
+  const char *defect = pk_text_defect(text, (int64_t)strlen(text), &offset);
+  if (!defect) return PK_OK;
+  return pk_fail(PK_INVALID, "%s: '%.200s' has %s at byte %" PRId64, writer->output.path, text,
+                 defect, offset);
+}
+
+/* Makes room for one more of count items. */
+static pk_status grow(void **items, int64_t count, size_t size) {
+  if ((count & (count - 1)) != 0) return PK_OK; /* the room doubles at powers of two */
+  void *larger = realloc(*items, (size_t)(count ? 2 * count : 1) * size);
+  if (!larger) return pk_fail(PK_NO_MEMORY, "no memory for %" PRId64 " tensors", count + 1);
+  *items = larger;
+  return PK_OK;
+}
+
+static pk_status append_copy(const char *text, char **copy) {
+  *copy = strdup(text);
+  return *copy ? PK_OK : pk_fail(PK_NO_MEMORY, "no memory for the name %.200s", text);
+}
+
+pk_status pk_safetensors_writer_metadata(pk_safetensors_writer *writer, const char *key,
+                                         const char *value) {
+  pk_status status = check_open(writer);
+  if (status) return status;
+  if (!writer->header || writer->count > 0) {
+    return pk_fail(PK_INVALID, "%s: the metadata '%.200s' comes after a tensor",
+                   writer->output.path, key);
+  }
+  status = check_text(writer, key);
+  if (!status) status = check_text(writer, value);
+  if (!status) status = grow((void **)&writer->keys, writer->key_count, sizeof *writer->keys);
+  if (!status) status = append_copy(key, &writer->keys[writer->key_count]);
+  if (status) return status;
+  fputs(writer->key_count == 0 ? "\"__metadata__\":{" : ",", writer->header);
+  writer->key_count++;
+  put_string(writer->header, key);
+  fputc(':', writer->header);
+  put_string(writer->header, value);
+  writer->in_metadata = true;
+  return PK_OK;
+}
+
+static pk_status check_declaration(const pk_safetensors_writer *writer, const char *name,
+                                   const char *dtype, int rank, const int64_t *shape,
+                                   int64_t *bytes) {
+  if (!writer->header) return pk_fail(PK_INVALID, "is declared after data");
+  if (strcmp(name, "__metadata__") == 0) return pk_fail(PK_INVALID, "is not a name for a tensor");
+  int64_t element = pk_safetensors_dtype_size(dtype);
+  if (element == 0) return pk_fail(PK_INVALID, "dtype '%.40s' is not known", dtype);
+  if (rank < 0 || rank > PK_SAFETENSORS_RANK) {
+    return pk_fail(PK_INVALID, "%d dimensions; the most are %d", rank, PK_SAFETENSORS_RANK);
+  }
+  char text[PK_SHAPE_TEXT];
+  for (int d = 0; d < rank; d++) {
+    if (shape[d] < 0 || shape[d] >= (int64_t)PK_VALUE_INTEGER_LIMIT) {
+      return pk_fail(PK_INVALID, "shape %s is not possible", pk_shape_text(text, rank, shape));
+    }
+  }
+  int64_t end;
+  if (!pk_safetensors_bytes(element, rank, shape, bytes) ||
+      __builtin_add_overflow(writer->bytes, *bytes, &end) ||
+      end >= (int64_t)PK_VALUE_INTEGER_LIMIT) {
+    return pk_fail(PK_INVALID, "shape %s has too many elements", pk_shape_text(text, rank, shape));
+  }
+  return check_text(writer, name);
+}
+
+pk_status pk_safetensors_writer_declare(pk_safetensors_writer *writer, const char *name,
+                                        const char *dtype, int rank, const int64_t *shape) {
+  int64_t bytes = 0;
+  pk_status status = check_open(writer);
+  if (status) return status;
+  status = check_declaration(writer, name, dtype, rank, shape, &bytes);
+  if (status) {
+    return pk_fail_within(status, "%s: tensor '%.200s'", writer->output.path, name);
+  }
+  status = grow((void **)&writer->tensors, writer->count, sizeof *writer->tensors);
+  if (!status) status = append_copy(name, &writer->tensors[writer->count].name);
+  if (status) return status;
+  if (writer->in_metadata) fputc('}', writer->header);
+  writer->in_metadata = false;
+  if (writer->count > 0 || writer->key_count > 0) fputc(',', writer->header);
+  put_string(writer->header, name);
+  fprintf(writer->header, ":{\"dtype\":\"%s\",\"shape\":[", dtype);
+  for (int d = 0; d < rank; d++) fprintf(writer->header, d ? ",%" PRId64 : "%" PRId64, shape[d]);
+  fprintf(writer->header, "],\"data_offsets\":[%" PRId64 ",%" PRId64 "]}", writer->bytes,
+          writer->bytes + bytes);
+  writer->tensors[writer->count++].bytes = bytes;
+  writer->bytes += bytes;
+  return PK_OK;
+}
+
+static int compare_names(const void *a, const void *b) {
+  return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* The first name, in byte order, that is there twice; or NULL. Reorders names. */
+static const char *find_duplicate(const char **names, int64_t count) {
+  qsort(names, (size_t)count, sizeof *names, compare_names);
+  for (int64_t i = 1; i < count; i++) {
+    if (strcmp(names[i - 1], names[i]) == 0) return names[i];
+  }
+  return NULL;
+}
+
+/* Refuses two metadata or two tensors of one name. */
+static pk_status check_names(const pk_safetensors_writer *writer) {
+  int64_t most = writer->count > writer->key_count ? writer->count : writer->key_count;
+  const char **names = malloc((size_t)(most + 1) * sizeof *names);
+  if (!names) return pk_fail(PK_NO_MEMORY, "no memory to compare %" PRId64 " names", most);
+  for (int64_t i = 0; i < writer->count; i++) names[i] = writer->tensors[i].name;
+  const char *twice = find_duplicate(names, writer->count);
+  if (!twice) {
+    for (int64_t i = 0; i < writer->key_count; i++) names[i] = writer->keys[i];
+    twice = find_duplicate(names, writer->key_count);
+  }
+  free(names);
+  if (!twice) return PK_OK;
+  return pk_fail(PK_INVALID, "%s: the name '%.200s' is declared twice", writer->output.path, twice);
+}
+
+/* Ends the header and writes it, padded with spaces so that the data begins aligned. */
+static pk_status write_header(pk_safetensors_writer *writer) {
+  pk_status status = check_names(writer);
+  if (status) return status;
+  fputs(writer->in_metadata ? "}}" : "}", writer->header);
+  long bytes = ftell(writer->header);
+  for (; bytes % HEADER_ALIGNMENT != 0; bytes++) fputc(' ', writer->header);
+  bool failed = ferror(writer->header) != 0;
+  failed = fclose(writer->header) != 0 || failed;
+  writer->header = NULL;
+  uint64_t stated = (uint64_t)bytes;
+  if (failed || bytes < 0) {
+    status = pk_fail(PK_NO_MEMORY, "%s: no memory for the header", writer->output.path);
+  } else if (bytes > PK_SAFETENSORS_HEADER) {
+    status = pk_fail(PK_INVALID, "%s: a header of %ld bytes; the largest allowed has %d",
+                     writer->output.path, bytes, PK_SAFETENSORS_HEADER);
+  } else {
+    status = write_bytes(writer, &stated, sizeof stated);
+    return status ? status : write_bytes(writer, writer->text, bytes);
+  }
+  pk_output_discard(&writer->output);
+  return status;
+}
+
+/* --- data --- */
+
+/* Moves past tensors that are complete, which those without elements always are. */
+static void skip_complete(pk_safetensors_writer *writer) {
+  while (writer->current < writer->count &&
+         writer->written == writer->tensors[writer->current].bytes) {
+    writer->current++;
+    writer->written = 0;
+  }
+}
+
+pk_status pk_safetensors_writer_data(pk_safetensors_writer *writer, const void *data,
+                                     int64_t bytes) {
+  pk_status status = check_open(writer);
+  if (!status && writer->header) status = write_header(writer);
+  if (status || bytes == 0) return status;
+  skip_complete(writer);
+  if (writer->current == writer->count) {
+    return pk_fail(PK_INVALID, "%s: %" PRId64 " bytes of data after the last tensor",
+                   writer->output.path, bytes);
+  }
+  const declaration *tensor = &writer->tensors[writer->current];
+  int64_t missing = tensor->bytes - writer->written;
+  if (bytes < 0 || bytes > missing) {
+    return pk_fail(PK_INVALID, "%s: %" PRId64 " bytes for tensor '%.200s', which lacks %" PRId64,
+                   writer->output.path, bytes, tensor->name, missing);
+  }
+  status = write_bytes(writer, data, bytes);
+  if (!status) writer->written += bytes;
+  return status;
+}
+
+pk_status pk_safetensors_writer_finish(pk_safetensors_writer *writer) {
+  pk_status status = check_open(writer);
+  if (!status && writer->header) status = write_header(writer);
+  if (status) return status;
+  skip_complete(writer);
+  if (writer->current < writer->count) {
+    const declaration *tensor = &writer->tensors[writer->current];
+    return pk_fail(PK_INVALID, "%s: tensor '%.200s' has %" PRId64 " of its %" PRId64 " bytes",
+                   writer->output.path, tensor->name, writer->written, tensor->bytes);
+  }
+  return pk_output_publish(&writer->output);
+}

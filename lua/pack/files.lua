@@ -1,0 +1,98 @@
+--- Files and folders.
+local caller = require "pack.caller"
+local ffi = require "ffi"
+local native = require "pack.native"
+
+caller.register()
+
+local C = native.C
+local files = {}
+
+local READ_LIMIT = 2 ^ 30
+
+local function check(status)
+  if status ~= 0 then caller.raise("%s", native.message()) end
+end
+
+-- C would follow a nil to nowhere.
+local function checked(path)
+  if type(path) ~= "string" then caller.raise("a path is a string, not a %s", type(path)) end
+  return path
+end
+
+-- The text that C has allocated at pointer[0], which is freed.
+local function take(pointer, bytes)
+  local owned = ffi.gc(pointer[0], C.pk_bytes_free)
+  local text = ffi.string(owned, bytes)
+  C.pk_bytes_free(ffi.gc(owned, nil))
+  return text
+end
+
+--- The content of a file of at most `limit` bytes (1 GiB), or nil and the message.
+function files.read(path, limit)
+  local data, bytes = ffi.new("char *[1]"), ffi.new("int64_t[1]")
+  if C.pk_file_read(checked(path), data, bytes, limit or READ_LIMIT) ~= 0 then return nil, native.message() end
+  return take(data, bytes[0])
+end
+
+--- Writes a file atomically: whatever happens, the old content is there or the whole new one.
+function files.write(path, text)
+  check(C.pk_file_write(checked(path), text, #text))
+end
+
+--- Appends to a file, which is created if there is none.
+function files.append(path, text)
+  check(C.pk_file_append(checked(path), text, #text))
+end
+
+--- "file", "directory", "other", or nil if there is nothing at the path.
+function files.kind(path)
+  local kind = C.pk_path_kind(checked(path))
+  if kind == 0 then return nil end
+  return kind == ("f"):byte() and "file" or kind == ("d"):byte() and "directory" or "other"
+end
+
+--- Whether there is anything at the path.
+function files.exists(path)
+  return C.pk_path_kind(checked(path)) ~= 0
+end
+
+--- The size of a regular file in bytes, or nil.
+function files.size(path)
+  local bytes = tonumber(C.pk_file_size(checked(path)))
+  return bytes >= 0 and bytes or nil
+end
+
+--- Makes a directory and those above it; one that is there already is fine.
+function files.mkdir(path)
+  check(C.pk_directory_create(checked(path)))
+end
+
+--- The names in a directory, sorted, without . and ..; or nil and the message.
+function files.list(path)
+  local names = ffi.new("char *[1]")
+  if C.pk_directory_list(checked(path), names) ~= 0 then return nil, native.message() end
+  local list = {}
+  for name in take(names):gmatch("[^\n]+") do list[#list + 1] = name end
+  return list
+end
+
+--- What follows the last slash of a path, which may end with one: "c" of "/a/b/c".
+function files.basename(path)
+  return path:match("([^/]+)/*$") or "/"
+end
+
+--- What precedes the last slash: "/a/b" of "/a/b/c", "." of "c".
+function files.dirname(path)
+  local folder = path:match("^(.*[^/])/+[^/]+/*$")
+  if folder then return folder end
+  return path:sub(1, 1) == "/" and "/" or "."
+end
+
+--- A path below a folder; an absolute one stays as it is.
+function files.join(folder, path)
+  if path:sub(1, 1) == "/" or folder == "" then return path end
+  return (folder:gsub("/$", "")) .. "/" .. path
+end
+
+return files
