@@ -1,0 +1,277 @@
+--- A run's folder: what was asked for, where it ran, what was printed, every step's numbers, the result.
+--
+-- resolved.json     the configuration           metrics.jsonl   a line per step and evaluation
+-- environment.json  machine, versions, command  best.json       the evaluation with the smallest loss
+-- run.log           what was printed, with time result.json     the result
+-- epoch-NNN.safetensors  the workers' average   run.lock        held by the process that writes here
+local caller = require "pack.caller"
+local failure = require "pack.failure"
+local ffi = require "ffi"
+local files = require "pack.files"
+local json = require "pack.json"
+local native = require "pack.native"
+
+caller.register()
+
+local C = native.C
+local run = {}
+
+local Run = {}
+Run.__index = Run
+
+local LOCK_NAME = "run.lock"
+local MAX_NAMES = 100 -- runs of one recipe that start within a second
+
+local function utc(format)
+  return os.date(format or "!%Y-%m-%dT%H:%M:%SZ")
+end
+
+-- The folder -------------------------------------------------------------------------------------
+
+-- The lock of a folder as a cell that gives it up when collected; nil and the message if another process
+-- has it; false where the file system has no locks.
+local function lock(folder)
+  local cell = ffi.new("int[1]", -1)
+  local status = C.pk_file_lock(files.join(folder, LOCK_NAME), cell)
+  if status == C.PK_UNSUPPORTED then return false end
+  if status ~= 0 then return nil, native.message() end
+  return ffi.gc(cell, function(held) C.pk_file_unlock(held[0]) end)
+end
+
+local function unlock(cell)
+  if not cell then return end
+  C.pk_file_unlock(ffi.gc(cell, nil)[0])
+end
+
+local function is_empty(folder)
+  local names, message = files.list(folder)
+  if not names then caller.raise("%s", message) end
+  return #names == 0 or (#names == 1 and names[1] == LOCK_NAME)
+end
+
+local function resume_hint(folder)
+  if not files.exists(native.home() .. "/recipes/resume.lua") then return "" end
+  return ("; packlua recipes/resume.lua %s continues what is there"):format(folder)
+end
+
+-- Takes a folder for this run, or returns nil and why not. Errors: it cannot be made.
+local function claim(folder)
+  if files.kind(folder) and files.kind(folder) ~= "directory" then
+    return nil, folder .. ": is not a directory"
+  end
+  -- Not even a lock file is put into a folder of somebody else's.
+  if files.exists(folder) and not files.exists(files.join(folder, LOCK_NAME)) and not is_empty(folder) then
+    return nil, ("%s: the folder is not empty%s"):format(folder, resume_hint(folder))
+  end
+  files.mkdir(folder)
+  local held, message = lock(folder)
+  if held == nil then return nil, message end
+  if is_empty(folder) then return {held} end
+  unlock(held)
+  return nil, ("%s: the folder holds another run%s"):format(folder, resume_hint(folder))
+end
+
+local function claim_new(recipe)
+  local base = ("runs/%s-%s"):format(recipe, utc("!%Y%m%dT%H%M%SZ"))
+  local folder, claimed, message = base, nil, nil
+  for i = 2, MAX_NAMES do
+    claimed, message = claim(folder)
+    if claimed then return claimed, folder end
+    folder = base .. "-" .. i
+  end
+  failure.usage("%s", message)
+end
+
+local function claim_given(folder)
+  local claimed, message = claim(folder)
+  if not claimed then failure.usage("%s\n--output DIR chooses another folder", message) end
+  return claimed, folder
+end
+
+-- The environment --------------------------------------------------------------------------------
+
+-- {name = version} of the libraries in use.
+local function versions()
+  local list = {}
+  for line in ffi.string(C.pk_build_info()):gmatch("[^\n]+") do
+    local name, version = line:match("^(%S+) (.*)$")
+    if name then list[name] = version end
+  end
+  return list
+end
+
+local slurm_names = {
+  job = "SLURM_JOB_ID", job_name = "SLURM_JOB_NAME", node = "SLURMD_NODENAME",
+  nodes = "SLURM_JOB_NODELIST", partition = "SLURM_JOB_PARTITION", cluster = "SLURM_CLUSTER_NAME",
+  task = "SLURM_PROCID", restarts = "SLURM_RESTART_COUNT",
+}
+
+local function slurm()
+  local found
+  for key, variable in pairs(slurm_names) do
+    local text = os.getenv(variable)
+    if text then
+      found = found or {}
+      found[key] = text
+    end
+  end
+  return found or json.null
+end
+
+local function command_line(arguments)
+  local first, words = 0, json.array()
+  while arguments[first - 1] do first = first - 1 end
+  for i = first, #arguments do words[#words + 1] = arguments[i] end
+  return words
+end
+
+local function environment(options)
+  local libraries = versions()
+  local context = options.context
+  local revision = libraries.revision
+  libraries.revision = nil
+  local host = files.read("/proc/sys/kernel/hostname", 4096)
+  return {
+    packlua = require("pack.version"), revision = revision or json.null, versions = libraries,
+    started = utc(), host = host and host:match("%S+") or json.null,
+    command = command_line(options.arguments or arg or {}), slurm = slurm(),
+    device = context and context:device() or json.null,
+    device_description = context and context:describe() or json.null,
+    instruction_set = context and context:isa() or json.null,
+    threads = context and context:threads() or json.null,
+  }
+end
+
+-- Writing ----------------------------------------------------------------------------------------
+
+local function open_appending(path)
+  local file, message = io.open(path, "ab")
+  if not file then caller.raise("%s", message) end
+  return file
+end
+
+-- Appends a line that is on its way to disk when this returns.
+local function append(file, name, line)
+  local good, message = file:write(line, "\n")
+  if good then good, message = file:flush() end
+  if not good then caller.raise("%s cannot be written: %s", name, message) end
+end
+
+local function refuse_closed(self)
+  if self.closed then caller.raise("the run in %s is closed", self.folder) end
+end
+
+local function write_json(self, name, value)
+  files.write(self:path(name), json.encode(value, {pretty = true}) .. "\n")
+end
+
+--- Starts a run. options: recipe (its name), output (the folder; default runs/RECIPE-UTCTIME), config (a
+-- resolved configuration), context, arguments (default the global arg). A folder that holds anything,
+-- or that another process is writing to, is refused.
+function run.create(options)
+  local claimed, folder
+  if options.output then
+    claimed, folder = claim_given(options.output)
+  else
+    claimed, folder = claim_new(options.recipe)
+  end
+  local self = setmetatable({
+    folder = folder, recipe = options.recipe, config = options.config, held = claimed[1],
+    began = C.pk_clock(), print_line = print,
+  }, Run)
+  if options.config then
+    files.write(self:path("resolved.json"), require("pack.config").encode(options.config))
+  end
+  write_json(self, "environment.json", environment(options))
+  self.log_file = open_appending(self:path("run.log"))
+  self.metrics_file = open_appending(self:path("metrics.jsonl"))
+  if not self.held then self:log("%s: this file system has no locks; nothing keeps other processes out", folder) end
+  return self
+end
+
+--- The path of a file of the run.
+function Run:path(name)
+  return files.join(self.folder, name)
+end
+
+--- Writes a line (printf style) into run.log alone.
+function Run:note(text, ...)
+  refuse_closed(self)
+  local line = select("#", ...) > 0 and text:format(...) or text
+  append(self.log_file, self:path("run.log"), utc() .. " " .. line:gsub("\n", "\n  "))
+end
+
+--- Prints a line (printf style) and writes it into run.log with the time.
+function Run:log(text, ...)
+  local line = select("#", ...) > 0 and text:format(...) or text
+  self:note("%s", line)
+  self.print_line(line)
+  io.stdout:flush()
+end
+
+--- Has lines printed by a function instead of print; nil goes back. A progress bar on a terminal does it.
+function Run:print_through(print_line)
+  self.print_line = print_line or print
+end
+
+local function note_best(self, row)
+  local loss = row.loss
+  if row.split ~= "validation" or not loss or loss - loss ~= 0 then return end
+  if self.best and self.best.loss <= loss then return end
+  self.best = row
+  write_json(self, "best.json", row)
+end
+
+--- Appends a row to metrics.jsonl and returns it. A row with split = "validation" that has the smallest
+-- loss so far is kept in best.json.
+function Run:metrics(row)
+  refuse_closed(self)
+  append(self.metrics_file, self:path("metrics.jsonl"), (json.encode(row)))
+  self.epoch = row.epoch or self.epoch
+  note_best(self, row)
+  return row
+end
+
+--- Writes result.json: the fields of `result`, the recipe, the best evaluation and the run's time.
+function Run:result(result)
+  refuse_closed(self)
+  local all = {recipe = self.recipe, best = self.best or json.null, finished = utc(),
+    run_seconds = C.pk_clock() - self.began}
+  for key, value in pairs(result) do all[key] = value end
+  write_json(self, "result.json", all)
+end
+
+--- Writes the average of the trainer's workers to epoch-NNN.safetensors, under the parameters' names and
+-- shapes of one model. Returns the path.
+function Run:save_average(trainer)
+  refuse_closed(self)
+  local epoch = self.epoch or 1
+  local path = self:path(("epoch-%03d.safetensors"):format(epoch))
+  local mean = trainer.model:average()
+  local contents = {metadata = {
+    packlua = require("pack.version"), content = "average", epoch = tostring(epoch),
+    num_models = tostring(trainer.num_models), step = tostring(trainer.step_number),
+    config = self.config and require("pack.config").encode(self.config) or nil,
+  }}
+  for _, name in ipairs(mean.names) do
+    local t = mean.weight[name]
+    local shape = t:sizes()
+    table.remove(shape, 1)
+    table.insert(contents, {name = name, tensor = t, shape = shape})
+  end
+  require("pack.safetensors").write(path, contents)
+  mean:free()
+  return path
+end
+
+--- Closes the run's files and gives up its lock; twice is harmless.
+function Run:close()
+  if self.closed then return end
+  self.closed = true
+  self.log_file:close()
+  self.metrics_file:close()
+  unlock(self.held)
+  self.held = nil
+end
+
+return run
