@@ -38,8 +38,6 @@ pk_status pk_shape_expect_dtype(const pk_call *call, int i, int set) {
   if (set >> dtype & 1) return PK_OK;
   char name[32];
   pk_shape_input_name(call, i, name);
-  if (set == PK_INDICES)
-    return pk_shape_refuse(call, "%s is %s: indices are i32", name, pk_dtype_name(dtype));
   if (set == PK_ARITHMETIC)
     return pk_shape_refuse(call, "%s is %s: arithmetic is done in f32 and f64, cast it first", name,
                            pk_dtype_name(dtype));

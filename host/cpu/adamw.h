@@ -116,64 +116,104 @@ static inline void pk_adamw_columns(int dtype, const pk_adamw *adamw, const pk_t
   }
 }
 
-enum { PK_MIX_COLUMNS = 512 };
+/* The mixing matrix without its zeros: row i has the terms starts[i] .. starts[i + 1] - 1. */
+typedef struct pk_mixing {
+  int64_t *starts, *peers;
+  double *weights;
+  bool identity;
+} pk_mixing;
 
-PK_INLINE void pk_mix_part_f32(int64_t workers, const double *weights, const float *x,
-                               int64_t stride, int64_t count, float *restrict y) {
-  double sums[PK_MIX_COLUMNS] = {0};
-  bool first = true;
-  for (int64_t j = 0; j < workers; j++) {
-    const double weight = weights[j];
-    const float *row = x + j * stride;
-    if (weight == 0) continue;
-    if (first)
-      for (int64_t c = 0; c < count; c++) sums[c] = weight * row[c];
-    else
-      for (int64_t c = 0; c < count; c++) sums[c] += weight * row[c];
-    first = false;
+static inline int64_t pk_mixing_bytes(int64_t workers) {
+  return (workers + 1 + 2 * workers * workers) * (int64_t)sizeof(double);
+}
+
+/* Reads a matrix [N, N] into memory of pk_mixing_bytes. */
+static inline pk_mixing pk_mixing_read(const pk_tensor *matrix, void *memory) {
+  int64_t workers = matrix->shape[0];
+  pk_mixing mixing = {.starts = memory, .identity = true};
+  mixing.peers = mixing.starts + workers + 1;
+  mixing.weights = (double *)(mixing.peers + workers * workers);
+  mixing.starts[0] = 0;
+  for (int64_t i = 0, k = 0; i < workers; i++) {
+    const double *row = (const double *)pk_tensor_data(matrix) + i * matrix->stride;
+    for (int64_t j = 0; j < workers; j++) {
+      mixing.identity = mixing.identity && row[j] == (i == j);
+      if (row[j] == 0) continue;
+      mixing.peers[k] = j;
+      mixing.weights[k++] = row[j];
+    }
+    mixing.starts[i + 1] = k;
+  }
+  return mixing;
+}
+
+/* Memory that mixing works in: the matrix without zeros, and the mixed columns of each thread. */
+typedef struct pk_update_scratch {
+  void *mixing;
+  char *columns; /* [threads, N, pk_update_columns] */
+  int64_t bytes;
+} pk_update_scratch;
+
+static inline pk_status pk_update_scratch_take(const pk_call *call, const pk_tensor *x,
+                                               pk_update_scratch *scratch) {
+  int64_t workers = x->shape[0], matrix = (pk_mixing_bytes(workers) + 63) / 64 * 64;
+  int64_t columns = workers * pk_update_columns(x) * pk_dtype_size(x->dtype);
+  scratch->bytes = matrix + pk_threads_count(pk_cpu_threads(call)) * columns;
+  pk_status status = pk_memory_take(call->context, scratch->bytes, PK_WORKSPACE, &scratch->mixing);
+  if (status != PK_OK) return status;
+  scratch->columns = (char *)scratch->mixing + matrix;
+  return PK_OK;
+}
+
+static inline void pk_update_scratch_give(const pk_call *call, const pk_update_scratch *scratch) {
+  pk_memory_give(call->context, scratch->mixing, scratch->bytes, PK_WORKSPACE);
+}
+
+enum { PK_MIX_TILE = 16 }; /* columns whose sums stay in registers */
+
+PK_INLINE void pk_mix_tile_f32(int64_t terms, const double *weights, const int64_t *peers,
+                               const float *x, int64_t stride, int64_t count, float *y) {
+  double sums[PK_MIX_TILE] = {0};
+  for (int64_t k = 0; k < terms; k++) {
+    const float *row = x + peers[k] * stride;
+    for (int64_t c = 0; c < count; c++)
+      sums[c] = k == 0 ? weights[k] * row[c] : sums[c] + weights[k] * row[c];
   }
   for (int64_t c = 0; c < count; c++) y[c] = (float)sums[c];
 }
 
-PK_INLINE void pk_mix_part_f64(int64_t workers, const double *weights, const double *x,
-                               int64_t stride, int64_t count, double *restrict y) {
-  bool first = true;
-  for (int64_t j = 0; j < workers; j++) {
-    const double weight = weights[j];
-    const double *row = x + j * stride;
-    if (weight == 0) continue;
-    if (first)
-      for (int64_t c = 0; c < count; c++) y[c] = weight * row[c];
-    else
-      for (int64_t c = 0; c < count; c++) y[c] += weight * row[c];
-    first = false;
+PK_INLINE void pk_mix_tile_f64(int64_t terms, const double *weights, const int64_t *peers,
+                               const double *x, int64_t stride, int64_t count, double *y) {
+  double sums[PK_MIX_TILE] = {0};
+  for (int64_t k = 0; k < terms; k++) {
+    const double *row = x + peers[k] * stride;
+    for (int64_t c = 0; c < count; c++)
+      sums[c] = k == 0 ? weights[k] * row[c] : sums[c] + weights[k] * row[c];
   }
-  if (first) memset(y, 0, (size_t)count * sizeof *y);
+  for (int64_t c = 0; c < count; c++) y[c] = sums[c];
 }
 
-/* y <- sum over j of weights[j] x_j on count columns, in f64 in order of j, rounded once. Workers
- * of weight 0 are not read, so that a NaN stays with the workers connected to it. */
-static inline void pk_mix_columns(int dtype, int64_t workers, const double *weights, const void *x,
+PK_INLINE void pk_mix_tile(int dtype, int64_t terms, const double *weights, const int64_t *peers,
+                           const void *x, int64_t stride, int64_t first, int64_t count, void *y) {
+  if (dtype == PK_F32)
+    pk_mix_tile_f32(terms, weights, peers, (const float *)x + first, stride, count,
+                    (float *)y + first);
+  else
+    pk_mix_tile_f64(terms, weights, peers, (const double *)x + first, stride, count,
+                    (double *)y + first);
+}
+
+/* y <- sum over j of W_ij x_j on count columns, in f64 in order of j, rounded once. Workers of
+ * weight 0 are not read, so that a NaN stays with the workers connected to it; the sum starts from
+ * its first term, so that weight 1 alone changes no bit. */
+static inline void pk_mix_columns(int dtype, const pk_mixing *mixing, int64_t i, const void *x,
                                   int64_t stride, int64_t count, void *y) {
-  for (int64_t c = 0; c < count; c += PK_MIX_COLUMNS) {
-    int64_t part = count - c < PK_MIX_COLUMNS ? count - c : PK_MIX_COLUMNS;
-    if (dtype == PK_F32)
-      pk_mix_part_f32(workers, weights, (const float *)x + c, stride, part, (float *)y + c);
-    else
-      pk_mix_part_f64(workers, weights, (const double *)x + c, stride, part, (double *)y + c);
-  }
-}
-
-/* Row i of the mixing matrix [N, N]. */
-static inline const double *pk_mixing_row(const pk_tensor *mixing, int64_t i) {
-  return (const double *)pk_tensor_data(mixing) + i * mixing->stride;
-}
-
-static inline bool pk_mixing_is_identity(const pk_tensor *mixing) {
-  for (int64_t i = 0; i < mixing->shape[0]; i++)
-    for (int64_t j = 0; j < mixing->shape[1]; j++)
-      if (pk_mixing_row(mixing, i)[j] != (i == j)) return false;
-  return true;
+  const double *weights = mixing->weights + mixing->starts[i];
+  const int64_t *peers = mixing->peers + mixing->starts[i];
+  int64_t terms = mixing->starts[i + 1] - mixing->starts[i], c = 0;
+  for (; c + PK_MIX_TILE <= count; c += PK_MIX_TILE)
+    pk_mix_tile(dtype, terms, weights, peers, x, stride, c, PK_MIX_TILE, y);
+  if (c < count) pk_mix_tile(dtype, terms, weights, peers, x, stride, c, count - c, y);
 }
 
 #endif

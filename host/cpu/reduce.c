@@ -58,6 +58,25 @@ static void keep_result(const reduce_job *job, int64_t chunk, int64_t result, do
     finish(job, result, value);
 }
 
+/* Results that are neighbours in an f32 output. */
+static void finish_dense_f32(const reduce_job *job, int64_t result, int64_t count,
+                             const double *restrict values) {
+  float *restrict y = (float *)job->y.data + pk_block_offset(&job->y, job->y.rank, result);
+  if (job->accumulate)
+    for (int64_t i = 0; i < count; i++) y[i] += (float)(values[i] / job->divisor);
+  else
+    for (int64_t i = 0; i < count; i++) y[i] = (float)(values[i] / job->divisor);
+}
+
+static void keep_columns(const reduce_job *job, int64_t chunk, int64_t result, int64_t count,
+                         const double *values) {
+  bool dense = job->y.rank > 0 && job->y.strides[job->y.rank - 1] == 1;
+  if (job->chunks == 1 && dense && job->dtype == PK_F32)
+    finish_dense_f32(job, result, count, values);
+  else
+    for (int64_t i = 0; i < count; i++) keep_result(job, chunk, result + i, values[i]);
+}
+
 /* count neighbours into the lanes. */
 INLINE void run_into_lanes(bool largest, int dtype, double lanes[LANES], const char *data,
                            int64_t count, int64_t stride) {
@@ -113,7 +132,7 @@ INLINE void reduce_columns(bool largest, int dtype, const reduce_job *job, int64
     for (int64_t i = 0; i < count; i++)
       totals[i] = combine(largest, totals[i], pk_load_f64(dtype, x, i));
   }
-  for (int64_t i = 0; i < count; i++) keep_result(job, chunk, row * width + column + i, totals[i]);
+  keep_columns(job, chunk, row * width + column, count, totals);
 }
 
 static void reduce_unit(const reduce_job *job, int64_t unit, int64_t chunk) {

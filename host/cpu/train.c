@@ -167,7 +167,8 @@ pk_status PK_KERNEL(clip)(const pk_call *call) {
 /* --- mix --- */
 
 typedef struct mix_job {
-  const pk_tensor *x, *mixing;
+  const pk_tensor *x;
+  pk_mixing mixing;
   char *scratch;   /* [threads, N, columns] */
   int64_t columns; /* in a piece */
 } mix_job;
@@ -181,26 +182,25 @@ static void mix_piece(void *argument, int64_t piece, int thread) {
   if (count > job->columns) count = job->columns;
   char *mixed = job->scratch + thread * workers * job->columns * size;
   for (int64_t i = 0; i < workers; i++)
-    pk_mix_columns(x->dtype, workers, pk_mixing_row(job->mixing, i), columns_of(x, 0, first),
-                   x->stride, count, mixed + i * job->columns * size);
+    pk_mix_columns(x->dtype, &job->mixing, i, columns_of(x, 0, first), x->stride, count,
+                   mixed + i * job->columns * size);
   for (int64_t i = 0; i < workers; i++)
     memcpy(columns_of(x, i, first), mixed + i * job->columns * size, (size_t)(count * size));
 }
 
 pk_status PK_KERNEL(mix)(const pk_call *call) {
-  const pk_tensor *x = call->inputs[0], *mixing = call->inputs[1], *guard = call->inputs[3];
+  const pk_tensor *x = call->inputs[0], *matrix = call->inputs[1], *guard = call->inputs[3];
   if (pk_is_stopped(guard)) return PK_OK;
-  if (!pk_mixing_is_identity(mixing) && x->numel > 0) {
-    pk_threads *threads = pk_cpu_threads(call);
-    int64_t columns = pk_update_columns(x);
-    int64_t bytes = pk_threads_count(threads) * x->shape[0] * columns * pk_dtype_size(x->dtype);
-    void *scratch;
-    pk_status status = pk_memory_take(call->context, bytes, PK_WORKSPACE, &scratch);
-    if (status != PK_OK) return status;
-    mix_job job = {.x = x, .mixing = mixing, .scratch = scratch, .columns = columns};
-    pk_parallel_for(threads, (pk_tensor_inner(x) + columns - 1) / columns, mix_piece, &job);
-    pk_memory_give(call->context, scratch, bytes, PK_WORKSPACE);
-  }
+  pk_update_scratch scratch;
+  pk_status status = pk_update_scratch_take(call, x, &scratch);
+  if (status != PK_OK) return status;
+  mix_job job = {.x = x,
+                 .mixing = pk_mixing_read(matrix, scratch.mixing),
+                 .scratch = scratch.columns,
+                 .columns = pk_update_columns(x)};
+  int64_t pieces = (pk_tensor_inner(x) + job.columns - 1) / job.columns;
+  if (!job.mixing.identity) pk_parallel_for(pk_cpu_threads(call), pieces, mix_piece, &job);
+  pk_update_scratch_give(call, &scratch);
   pk_count_mixing(guard, call->inputs[2]);
   return PK_OK;
 }

@@ -3,7 +3,8 @@
 #include "cpu/dtype.h"
 
 typedef struct update_job {
-  const pk_tensor *x, *g, *m, *v, *scale, *norm, *mixing, *blocks, *half;
+  const pk_tensor *x, *g, *m, *v, *scale, *norm, *blocks, *half;
+  pk_mixing mixing;
   pk_adamw adamw;
   double clip;
   bool mixes, last; /* W is not the identity; mixing comes last (ATC) */
@@ -47,8 +48,8 @@ static void update_piece(void *argument, int64_t piece, int thread) {
   if (job->last || !job->mixes)
     for (int64_t i = 0; i < workers; i++) adapt(job, i, first, count, at(x, i, first));
   for (int64_t i = 0; job->mixes && i < workers; i++)
-    pk_mix_columns(x->dtype, workers, pk_mixing_row(job->mixing, i), at(x, 0, first), x->stride,
-                   count, mixed + i * mixed_stride);
+    pk_mix_columns(x->dtype, &job->mixing, i, at(x, 0, first), x->stride, count,
+                   mixed + i * mixed_stride);
   for (int64_t i = 0; job->mixes && i < workers; i++) {
     if (job->last)
       memcpy(at(x, i, first), mixed + i * mixed_stride, (size_t)(count * size));
@@ -61,31 +62,27 @@ static void update_piece(void *argument, int64_t piece, int thread) {
 pk_status PK_KERNEL(update)(const pk_call *call) {
   const pk_tensor *const *inputs = call->inputs, *scalars = inputs[8], *guard = inputs[9];
   if (pk_is_stopped(guard)) return PK_OK;
+  pk_update_scratch scratch;
+  pk_status status = pk_update_scratch_take(call, inputs[0], &scratch);
+  if (status != PK_OK) return status;
   update_job job = {.x = inputs[0],
                     .g = inputs[1],
                     .m = inputs[2],
                     .v = inputs[3],
                     .scale = inputs[4],
                     .norm = inputs[5],
-                    .mixing = inputs[6],
+                    .mixing = pk_mixing_read(inputs[6], scratch.mixing),
                     .blocks = inputs[7],
                     .half = inputs[10],
                     .adamw = pk_adamw_of(scalars),
                     .clip = pk_number_at(scalars, PK_SCALAR_CLIP),
-                    .mixes = !pk_mixing_is_identity(inputs[6]),
                     .last = call->attributes.integers[0] != 0,
+                    .scratch = scratch.columns,
                     .columns = pk_update_columns(inputs[0])};
-  pk_threads *threads = pk_cpu_threads(call);
-  int64_t bytes = 0;
-  if (job.mixes) {
-    bytes = pk_threads_count(threads) * job.x->shape[0] * job.columns * pk_dtype_size(job.x->dtype);
-    void *scratch;
-    pk_status status = pk_memory_take(call->context, bytes, PK_WORKSPACE, &scratch);
-    if (status != PK_OK) return status;
-    job.scratch = scratch;
-  }
-  pk_parallel_for(threads, (job.x->shape[1] + job.columns - 1) / job.columns, update_piece, &job);
-  if (bytes > 0) pk_memory_give(call->context, job.scratch, bytes, PK_WORKSPACE);
+  job.mixes = !job.mixing.identity;
+  int64_t pieces = (job.x->shape[1] + job.columns - 1) / job.columns;
+  pk_parallel_for(pk_cpu_threads(call), pieces, update_piece, &job);
+  pk_update_scratch_give(call, &scratch);
   pk_count_mixing(guard, scalars);
   ++*pk_guard_at(guard, PK_GUARD_UPDATES);
   return PK_OK;
