@@ -337,6 +337,199 @@ pk_status pk_safetensors_writer_data(pk_safetensors_writer *writer, const void *
 pk_status pk_safetensors_writer_finish(pk_safetensors_writer *writer);
 void pk_safetensors_writer_free(pk_safetensors_writer *writer);
 
+/* --- token caches and loaders -------------------------------------------------------------- */
+
+/* A sequence of token ids, in memory or in the files of a cache. Not changed by being read, so that
+ * several readers and threads may share it. */
+typedef struct pk_tokens pk_tokens;
+
+/* count ids of width bytes (2: u16, 4: u32) that the caller keeps for as long as the result is used;
+ * ids must be below vocabulary, which is checked where they are read. Owned. */
+pk_status pk_tokens_from_memory(const void *ids, int64_t count, int width, int64_t vocabulary,
+                                pk_tokens **tokens);
+void pk_tokens_free(pk_tokens *tokens);
+int64_t pk_tokens_count(const pk_tokens *tokens);
+
+/* Ids first .. first+count-1. Errors: a range outside the sequence; of a cache: a file that is missing,
+ * shorter or longer than the manifest says, damaged, or holds an id outside the vocabulary. */
+pk_status pk_tokens_read(const pk_tokens *tokens, int64_t first, int64_t count, int32_t *ids);
+
+/* A token cache: a folder with a manifest.json of version 1 and shards of ids. */
+typedef struct pk_cache pk_cache;
+
+/* Opens a cache: checks the manifest, its identity, and that every shard is there with its size. Owned.
+ * Errors name the file or key and both values. */
+pk_status pk_cache_open(const char *folder, pk_cache **cache);
+void pk_cache_free(pk_cache *cache);
+
+/* The text of the manifest, and the tokens of a split (NULL: there is no such split). Borrowed. */
+const char *pk_cache_manifest(const pk_cache *cache, int64_t *bytes);
+const pk_tokens *pk_cache_split(const pk_cache *cache, const char *split);
+
+/* Reads everything: the SHA-256 of every file, every id, and of each split with tokens_sha256 that of its
+ * tokens. */
+pk_status pk_cache_verify(const pk_cache *cache);
+
+/* Training batches without end: sample k is the ids kT .. kT+T, T inputs and T targets. See docs/data.md
+ * for their order, which depends on these options alone. */
+typedef struct pk_loader pk_loader;
+
+typedef struct pk_loader_options {
+  int64_t context_length;   /* T */
+  int64_t num_models;       /* workers, N */
+  int64_t micro_batch_size; /* sequences per worker and micro-step, B */
+  int64_t accumulation;     /* micro-steps per batch, M */
+  int64_t limit_tokens;     /* only this many first tokens are used; 0: all */
+  int64_t buffer_bytes;     /* ids that are shuffled together and held in memory; prefetch holds twice that */
+  int64_t cursor;           /* samples of the endless stream that were taken before */
+  uint64_t seed;
+  int32_t prefetch; /* 1: a thread reads ahead */
+} pk_loader_options;
+
+pk_loader_options pk_loader_defaults(void);
+
+/* Owned; tokens must outlive it. Errors: no whole sample, options out of range, no memory. */
+pk_status pk_loader_create(const pk_tokens *tokens, pk_loader **loader,
+                           const pk_loader_options *options);
+
+/* Stops and joins the thread. */
+void pk_loader_free(pk_loader *loader);
+
+/* The next M*N*B samples as arrays [M][N, B, T]: sample r of a batch goes to worker r mod N, row r div N.
+ * After an error every later call returns it again. */
+pk_status pk_loader_next(pk_loader *loader, int32_t *tokens, int32_t *targets);
+
+/* Samples taken so far: the cursor with which a new loader goes on from here. */
+int64_t pk_loader_cursor(const pk_loader *loader);
+
+/* Samples of one pass, and the ranges in which they are shuffled. */
+int64_t pk_loader_samples(const pk_loader *loader);
+int64_t pk_loader_ranges(const pk_loader *loader);
+
+/* Evaluation blocks: all ids in order, once; block k has the inputs kT .. kT+T-1, and the last one is
+ * padded with inputs 0 and targets -100. */
+typedef struct pk_blocks pk_blocks;
+
+typedef struct pk_blocks_options {
+  int64_t context_length;
+  int64_t batch_size; /* blocks handed out at once */
+  int64_t subset;     /* this many blocks, chosen by seed; 0, or as many as there are: all */
+  uint64_t seed;
+} pk_blocks_options;
+
+/* Owned; tokens must outlive it. Errors: fewer than two tokens, options out of range, no memory. */
+pk_status pk_blocks_create(const pk_tokens *tokens, pk_blocks **blocks,
+                           const pk_blocks_options *options);
+void pk_blocks_free(pk_blocks *blocks);
+
+/* The next blocks as arrays [batch_size, T]; *rows says how many are real (the others are padding), 0
+ * at the end, after which the stream begins again. */
+pk_status pk_blocks_next(pk_blocks *blocks, int32_t *tokens, int32_t *targets, int64_t *rows);
+
+/* How many blocks the stream hands out, and how many there are. */
+int64_t pk_blocks_count(const pk_blocks *blocks);
+int64_t pk_blocks_total(const pk_blocks *blocks);
+
+/* --- tokenizers ---------------------------------------------------------------------------- */
+
+typedef struct pk_tokenizer pk_tokenizer;
+
+/* spec is "bytes" (ids 0 .. 255 and 256 for the end of a document) or the path of a SentencePiece
+ * model, which must have a piece for the end of a text. Owned; may be used by many threads at once. */
+pk_status pk_tokenizer_open(const char *spec, pk_tokenizer **tokenizer);
+void pk_tokenizer_free(pk_tokenizer *tokenizer);
+
+int64_t pk_tokenizer_vocab_size(const pk_tokenizer *tokenizer);
+int64_t pk_tokenizer_eos(const pk_tokenizer *tokenizer);
+int64_t pk_tokenizer_unknown(const pk_tokenizer *tokenizer); /* -1 if there is none */
+const char *pk_tokenizer_kind(const pk_tokenizer *tokenizer); /* "bytes" or "sentencepiece" */
+/* SHA-256 of the model file, or "" for bytes. Borrowed. */
+const char *pk_tokenizer_sha256(const pk_tokenizer *tokenizer);
+
+/* The ids of UTF-8 text, without begin or end. Free them with pk_ids_free. */
+pk_status pk_tokenizer_encode(const pk_tokenizer *tokenizer, const char *text, int64_t bytes,
+                              int32_t **ids, int64_t *count);
+void pk_ids_free(int32_t *ids);
+
+/* The text of ids; those of control pieces give nothing. *text ends with a NUL that *bytes does not
+ * count; free it with pk_bytes_free. Errors: an id outside the vocabulary. */
+pk_status pk_tokenizer_decode(const pk_tokenizer *tokenizer, const int32_t *ids, int64_t count,
+                              char **text, int64_t *bytes);
+
+/* How a piece is written, such as "\xe2\x96\x81the", or NULL outside the vocabulary; free it with
+ * pk_bytes_free. */
+char *pk_tokenizer_piece(const pk_tokenizer *tokenizer, int64_t id);
+
+/* --- preparing a token cache ---------------------------------------------------------------- */
+
+typedef struct pk_prepare_options {
+  const char *tokenizer;   /* as in pk_tokenizer_open */
+  const char *output;      /* the folder that will be there when all is done */
+  const char *const *train; /* files of documents, in order */
+  const char *const *validation;
+  int64_t train_count;
+  int64_t validation_count;
+  const char *field;          /* key of the text in JSON objects */
+  int64_t workers;            /* threads that tokenize; 0: one per core. Any number gives the same tokens */
+  int64_t shuffle_seed;
+  int64_t shuffle_buffer;     /* documents shuffled together; 1 keeps their order */
+  int64_t shuffle_bytes;      /* and at most this much text */
+  int64_t shard_tokens;
+  int64_t max_train_tokens;   /* 0: all */
+  int64_t max_validation_tokens;
+  int32_t zstd_level;         /* 0: shards are not compressed */
+  int32_t text_unit;          /* a document of a .txt file is 0 the file, 1 a line, 2 a paragraph */
+  int32_t skip_bad;           /* 1: bad documents are skipped and counted; 0: they end it all */
+} pk_prepare_options;
+
+typedef struct pk_prepare_progress {
+  int32_t finished;   /* 1 when the threads are done, well or not */
+  int32_t validation; /* 1 while it is the validation split's turn */
+  int64_t done_bytes; /* stored bytes read so far, of both splits */
+  int64_t total_bytes;
+  int64_t documents[2]; /* written, of train and validation */
+  int64_t tokens[2];    /* with the one that ends each document */
+  int64_t unknown[2];   /* tokens that stand for text the tokenizer has no piece for */
+  int64_t skipped[2];   /* bad documents */
+  int64_t empty[2];     /* documents without text */
+  int64_t replaced[2];  /* surrogates alone that became U+FFFD */
+  int64_t text_bytes[2];
+  int32_t complete[2];  /* 0 if a limit of tokens cut the split off; final when finished */
+} pk_prepare_progress;
+
+/* A running preparation. */
+typedef struct pk_prepare pk_prepare;
+
+pk_prepare_options pk_prepare_defaults(void);
+
+/* Checks everything that can be checked beforehand, locks the output and starts the threads. Owned.
+ * Errors: files missing or of unknown kind, a bad tokenizer, an output that exists or that another
+ * preparation is writing. */
+pk_status pk_prepare_start(const pk_prepare_options *options, pk_prepare **prepare);
+
+/* Waits at most so many seconds for the end and reads the counts. */
+void pk_prepare_poll(pk_prepare *prepare, double seconds, pk_prepare_progress *progress);
+
+/* A message about a skipped document that was not read yet (the first 20 are kept), or NULL; free it
+ * with pk_bytes_free. */
+char *pk_prepare_note(pk_prepare *prepare);
+
+/* Waits for the threads and publishes the cache: the folder appears whole, its files read-only. On
+ * failure, its own or a thread's, nothing is left. */
+pk_status pk_prepare_finish(pk_prepare *prepare);
+
+/* Stops what has not finished, and removes what it wrote. */
+void pk_prepare_free(pk_prepare *prepare);
+
+/* SHA-256, as 64 digits and a NUL, of files' contents one after the other, and their bytes; decompress
+ * = 1 takes gzip and zstd files for what is in them. */
+pk_status pk_files_sha256(const char *const *paths, int64_t count, int decompress, char *digits,
+                          int64_t *bytes);
+
+/* The identity of a manifest: SHA-256 (64 digits and a NUL) of what Python's json.dumps(value,
+ * sort_keys=True) makes of the JSON text without its key "identity". name is for messages. */
+pk_status pk_json_identity(const char *text, int64_t bytes, const char *name, char *digits);
+
 /* ffi-end */
 
 #endif

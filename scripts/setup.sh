@@ -39,15 +39,19 @@ need libcjson-dev have_module libcjson
 need libzstd-dev have_module libzstd
 need zlib1g-dev have_module zlib
 need libyaml-dev have_module yaml-0.1
+need nettle-dev have_module nettle
 need libopenblas-openmp-dev have_module openblas
 need libdnnl-dev have_header dnnl.h
 need libedit-dev have_module libedit
+need g++ have "${CXX:-c++}"
+need libsentencepiece-dev have_module sentencepiece
 if [[ $all ]]; then
   need lua-busted have busted
   need lua-check have luacheck
   need clang-format have clang-format
   need clang-tidy have clang-tidy
   need shellcheck have shellcheck
+  need sentencepiece have spm_train
 fi
 
 # The libraries of own builds are known to CMAKE_PREFIX_PATH alone; then cmake has the last word.

@@ -49,8 +49,13 @@ packlua_dependency(cjson REQUIRED MODULES libcjson cjson HEADER cJSON.h LIBRARY 
 packlua_dependency(zstd REQUIRED MODULES libzstd HEADER zstd.h LIBRARY zstd DEBIAN libzstd-dev)
 packlua_dependency(zlib REQUIRED MODULES zlib HEADER zlib.h LIBRARY z DEBIAN zlib1g-dev)
 packlua_dependency(yaml REQUIRED MODULES yaml-0.1 HEADER yaml.h LIBRARY yaml DEBIAN libyaml-dev)
+packlua_dependency(nettle REQUIRED MODULES nettle HEADER nettle/sha2.h LIBRARY nettle
+  DEBIAN nettle-dev)
 packlua_dependency(cblas MODULES openblas cblas HEADER cblas.h LIBRARY openblas cblas blas
   FOLDERS openblas DEBIAN libopenblas-openmp-dev)
 packlua_dependency(dnnl MODULES dnnl HEADER dnnl.h LIBRARY dnnl DEBIAN libdnnl-dev)
 packlua_dependency(libedit MODULES libedit HEADER editline/readline.h LIBRARY edit
   DEBIAN libedit-dev)
+# By name: its pkg-config module would link the trainer as well.
+packlua_dependency(sentencepiece HEADER sentencepiece_processor.h LIBRARY sentencepiece
+  DEBIAN libsentencepiece-dev)

@@ -1,0 +1,301 @@
+// The C face of the SentencePiece library, and encoding by parts.
+//
+// The library takes a text whole: about 200 bytes of memory per character, and time that grows
+// faster than the text once that leaves the caches. BPE merges neighbours into pieces of the
+// vocabulary, so where the characters on both sides of a place stand next to each other in no
+// piece, no merge ever crosses it, and the parts on both sides can be encoded on their own with the
+// same result. That holds for BPE models without normalization rules; with other models a text is
+// encoded whole.
+#include "data/sentencepiece.h"
+
+#include <sentencepiece_processor.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+namespace {
+
+constexpr int64_t kPart = 4096;        // bytes after which a place to cut is looked for
+constexpr int64_t kLongest = 16 << 20; // of a text that cannot be cut
+constexpr uint32_t kSpace = 0x2581;    // what the library writes for a space
+
+// What the model file says about itself, read from its protobuf encoding
+// (sentencepiece_model.proto).
+struct Settings {
+  bool bpe = false;
+  bool space_is_suffix = false;
+  bool byte_fallback = false;
+  bool has_rules = false;
+  bool removes_spaces = true;
+  bool escapes_spaces = true;
+};
+
+struct Wire {
+  const unsigned char *at, *end;
+
+  bool varint(uint64_t *value) {
+    *value = 0;
+    for (int shift = 0; shift < 64 && at < end; shift += 7) {
+      unsigned char byte = *at++;
+      *value |= static_cast<uint64_t>(byte & 127) << shift;
+      if (byte < 128) return true;
+    }
+    return false;
+  }
+
+  // The next field: its number, and its value or its bytes.
+  bool field(uint64_t *number, uint64_t *value, Wire *inner) {
+    uint64_t tag, length;
+    if (at == end || !varint(&tag)) return false;
+    *number = tag >> 3;
+    *value = 0;
+    *inner = Wire{at, at};
+    switch (tag & 7) {
+    case 0:
+      return varint(value);
+    case 1:
+      length = 8;
+      break;
+    case 5:
+      length = 4;
+      break;
+    case 2:
+      if (!varint(&length)) return false;
+      break;
+    default:
+      return false;
+    }
+    if (length > static_cast<uint64_t>(end - at)) return false;
+    *inner = Wire{at, at + length};
+    at += length;
+    return true;
+  }
+};
+
+void read_trainer(Wire wire, Settings *settings) {
+  uint64_t number, value;
+  Wire inner;
+  while (wire.field(&number, &value, &inner)) {
+    if (number == 3) settings->bpe = value == 2;
+    if (number == 24) settings->space_is_suffix = value != 0;
+    if (number == 35) settings->byte_fallback = value != 0;
+  }
+}
+
+void read_normalizer(Wire wire, Settings *settings) {
+  uint64_t number, value;
+  Wire inner;
+  while (wire.field(&number, &value, &inner)) {
+    if (number == 2) settings->has_rules = inner.at < inner.end;
+    if (number == 4) settings->removes_spaces = value != 0;
+    if (number == 5) settings->escapes_spaces = value != 0;
+  }
+}
+
+Settings read_settings(const char *model, int64_t bytes) {
+  Settings settings;
+  auto begin = reinterpret_cast<const unsigned char *>(model);
+  Wire wire{begin, begin + bytes}, inner;
+  uint64_t number, value;
+  while (wire.field(&number, &value, &inner)) {
+    if (number == 2) read_trainer(inner, &settings);
+    if (number == 3) read_normalizer(inner, &settings);
+  }
+  return settings;
+}
+
+// The code point of valid UTF-8 at text, with a space as the library writes it.
+uint32_t character(const char *text, int *length) {
+  auto t = reinterpret_cast<const unsigned char *>(text);
+  if (t[0] < 0x80) {
+    *length = 1;
+    return t[0] == ' ' ? kSpace : t[0];
+  }
+  *length = t[0] < 0xe0 ? 2 : t[0] < 0xf0 ? 3 : 4;
+  uint32_t point = t[0] & (0xff >> (*length + 1));
+  for (int i = 1; i < *length; i++) point = point << 6 | (t[i] & 63);
+  return point;
+}
+
+bool is_utf8(const std::string &text) {
+  for (size_t i = 0; i < text.size();) {
+    auto lead = static_cast<unsigned char>(text[i]);
+    size_t length = lead < 0x80 ? 1 : lead < 0xc0 ? 0 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
+    if (length == 0 || i + length > text.size()) return false;
+    for (size_t k = 1; k < length; k++) {
+      if ((static_cast<unsigned char>(text[i + k]) & 0xc0) != 0x80) return false;
+    }
+    i += length;
+  }
+  return true;
+}
+
+// A copy in malloc's memory, which C frees.
+char *copy(const std::string &text) {
+  auto result = static_cast<char *>(std::malloc(text.size() + 1));
+  if (result) std::memcpy(result, text.c_str(), text.size() + 1);
+  return result;
+}
+
+} // namespace
+
+struct pk_spm {
+  sentencepiece::SentencePieceProcessor whole; // the model as it is
+  sentencepiece::SentencePieceProcessor rest;  // without the space that is put before a text
+  bool by_parts = false;
+  bool byte_fallback = false;
+  std::unordered_set<uint64_t> neighbours; // pairs of characters inside a piece
+  std::unordered_set<uint32_t> known;      // characters that are a piece
+
+  // Whether a text may be cut between two characters. Unknown ones in a row become one id, so they
+  // stay together.
+  bool may_cut(uint32_t before, uint32_t after) const {
+    if (neighbours.count(static_cast<uint64_t>(before) << 32 | after)) return false;
+    return byte_fallback || known.count(before) || known.count(after);
+  }
+
+  // The end of the part that begins at from.
+  int64_t cut(const char *text, int64_t from, int64_t bytes) const {
+    int64_t at = from + kPart;
+    if (at >= bytes) return bytes;
+    while (at < bytes && (text[at] & 0xc0) == 0x80) at++;
+    while (at < bytes) {
+      int length;
+      uint32_t before = character(text + at, &length);
+      at += length;
+      if (at >= bytes) return bytes;
+      if (may_cut(before, character(text + at, &length))) return at;
+    }
+    return bytes;
+  }
+
+  void learn_pieces() {
+    for (int id = 0; id < whole.GetPieceSize(); id++) {
+      const std::string &piece = whole.IdToPiece(id);
+      if (whole.IsControl(id) || whole.IsUnknown(id) || whole.IsByte(id)) continue;
+      if (!is_utf8(piece)) {
+        by_parts = false;
+        return;
+      }
+      uint32_t before = 0;
+      for (size_t i = 0; i < piece.size();) {
+        int length;
+        uint32_t now = character(piece.data() + i, &length);
+        if (i > 0) neighbours.insert(static_cast<uint64_t>(before) << 32 | now);
+        before = now;
+        i += static_cast<size_t>(length);
+        if (static_cast<size_t>(length) == piece.size()) known.insert(now);
+      }
+    }
+  }
+};
+
+static pk_spm *open_model(const char *model, int64_t bytes, std::string *problem) {
+  std::unique_ptr<pk_spm> spm(new pk_spm);
+  std::string text(model, static_cast<size_t>(bytes));
+  auto status = spm->whole.LoadFromSerializedProto(text);
+  if (!status.ok()) {
+    *problem = "not a SentencePiece model: " + status.ToString();
+    return nullptr;
+  }
+  Settings settings = read_settings(model, bytes);
+  spm->byte_fallback = settings.byte_fallback;
+  spm->by_parts = settings.bpe && !settings.space_is_suffix && !settings.has_rules &&
+                  !settings.removes_spaces && settings.escapes_spaces;
+  if (spm->by_parts) {
+    // Protobuf merges a message that comes twice: normalizer_spec { add_dummy_prefix: false }.
+    text += std::string("\x1a\x02\x18\x00", 4);
+    spm->by_parts = spm->rest.LoadFromSerializedProto(text).ok();
+  }
+  if (spm->by_parts) spm->learn_pieces();
+  return spm.release();
+}
+
+// Runs call and turns an exception into a message.
+template <typename Call> static char *guarded(Call call) {
+  try {
+    std::string problem;
+    call(&problem);
+    return problem.empty() ? nullptr : copy(problem);
+  } catch (const std::bad_alloc &) {
+    return copy("no memory");
+  } catch (const std::exception &e) {
+    return copy(e.what());
+  }
+}
+
+char *pk_spm_open(const char *model, int64_t bytes, pk_spm **spm) {
+  *spm = nullptr;
+  return guarded([&](std::string *problem) { *spm = open_model(model, bytes, problem); });
+}
+
+void pk_spm_close(pk_spm *spm) {
+  delete spm;
+}
+
+int64_t pk_spm_size(const pk_spm *spm) {
+  return spm->whole.GetPieceSize();
+}
+
+int64_t pk_spm_eos(const pk_spm *spm) {
+  return spm->whole.eos_id();
+}
+
+int64_t pk_spm_unknown(const pk_spm *spm) {
+  return spm->whole.unk_id();
+}
+
+static void encode(const pk_spm *spm, const char *text, int64_t bytes, pk_spm_take take,
+                   void *target, std::string *problem) {
+  std::vector<int> ids;
+  for (int64_t from = 0; from < bytes;) {
+    int64_t to = spm->by_parts ? spm->cut(text, from, bytes) : bytes;
+    if (to - from > kLongest) {
+      *problem = "a text of " + std::to_string(to - from) +
+                 " bytes without a place where it may be cut; at most " + std::to_string(kLongest) +
+                 " can be encoded at once";
+      return;
+    }
+    const auto &processor = from == 0 ? spm->whole : spm->rest;
+    auto status =
+        processor.Encode(absl::string_view(text + from, static_cast<size_t>(to - from)), &ids);
+    if (!status.ok()) {
+      *problem = status.ToString();
+      return;
+    }
+    if (take(target, ids.data(), static_cast<int64_t>(ids.size()))) {
+      *problem = "no memory for the tokens";
+      return;
+    }
+    from = to;
+  }
+}
+
+char *pk_spm_encode(const pk_spm *spm, const char *text, int64_t bytes, pk_spm_take take,
+                    void *target) {
+  return guarded([&](std::string *problem) { encode(spm, text, bytes, take, target, problem); });
+}
+
+char *pk_spm_decode(const pk_spm *spm, const int32_t *ids, int64_t count, char **text,
+                    int64_t *bytes) {
+  return guarded([&](std::string *problem) {
+    std::string result;
+    auto status = spm->whole.Decode(std::vector<int>(ids, ids + count), &result);
+    if (!status.ok()) {
+      *problem = status.ToString();
+      return;
+    }
+    *text = copy(result);
+    *bytes = static_cast<int64_t>(result.size());
+    if (!*text) *problem = "no memory for the text";
+  });
+}
+
+char *pk_spm_piece(const pk_spm *spm, int64_t id) {
+  return copy(spm->whole.IdToPiece(static_cast<int>(id)));
+}

@@ -1,0 +1,344 @@
+/* Sequences of token ids, in memory or in shards, plain or compressed with zstd. */
+#include "data/tokens.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zstd.h>
+
+#include "io/output.h"
+
+struct pk_token_reader {
+  const pk_tokens *tokens;
+  int64_t shard; /* the open one, -1 for none */
+  int fd;
+  /* Of a compressed shard: */
+  ZSTD_DStream *stream;
+  int64_t position; /* bytes of ids decompressed so far */
+  bool frame_ended; /* between two frames: the file may end here */
+  uint8_t *input;
+  ZSTD_inBuffer unread;
+  uint8_t *skipped; /* where ids go that nobody asked for */
+};
+
+void pk_tokens_clear(pk_tokens *tokens) {
+  for (int64_t i = 0; i < tokens->shard_count; i++) free(tokens->shards[i].path);
+  free(tokens->shards);
+  *tokens = (pk_tokens){0};
+}
+
+void pk_tokens_free(pk_tokens *tokens) {
+  if (!tokens) return;
+  pk_tokens_clear(tokens);
+  free(tokens);
+}
+
+int64_t pk_tokens_count(const pk_tokens *tokens) {
+  return tokens->count;
+}
+
+pk_status pk_tokens_from_memory(const void *ids, int64_t count, int width, int64_t vocabulary,
+                                pk_tokens **tokens) {
+  *tokens = NULL;
+  if (width != 2 && width != 4) return pk_fail(PK_INVALID, "ids of %d bytes, not 2 or 4", width);
+  if (count < 0 || count > INT64_MAX / width || (count > 0 && !ids)) {
+    return pk_fail(PK_INVALID, "a sequence of %lld ids", (long long)count);
+  }
+  if (vocabulary < 1 || vocabulary > INT32_MAX) {
+    return pk_fail(PK_INVALID, "a vocabulary of %lld ids, not 1 .. %d", (long long)vocabulary,
+                   INT32_MAX);
+  }
+  pk_tokens *made = calloc(1, sizeof *made);
+  if (!made) return pk_fail(PK_NO_MEMORY, "no memory for a sequence of tokens");
+  made->memory = ids;
+  made->count = count;
+  made->width = width;
+  made->vocabulary = vocabulary;
+  *tokens = made;
+  return PK_OK;
+}
+
+/* --- shards --- */
+
+static pk_status open_shard(const pk_shard *shard, int32_t width, int *fd) {
+  *fd = open(shard->path, O_RDONLY | O_CLOEXEC);
+  if (*fd < 0) return pk_fail_io(shard->path, "be opened");
+  struct stat about;
+  pk_status status = PK_OK;
+  if (fstat(*fd, &about) != 0) {
+    status = pk_fail_io(shard->path, "be read");
+  } else if (!S_ISREG(about.st_mode)) {
+    status = pk_fail(PK_FORMAT, "%s: not a file", shard->path);
+  } else if (!shard->compressed && about.st_size != shard->tokens * width) {
+    status =
+        pk_fail(PK_FORMAT, "%s: %lld bytes, but the manifest says %lld tokens of %d bytes = %lld",
+                shard->path, (long long)about.st_size, (long long)shard->tokens, width,
+                (long long)(shard->tokens * width));
+  }
+  if (status) {
+    close(*fd);
+    *fd = -1;
+  }
+  return status;
+}
+
+pk_status pk_shard_check(const pk_shard *shard, int32_t width) {
+  int fd;
+  pk_status status = open_shard(shard, width, &fd);
+  if (!status) close(fd);
+  return status;
+}
+
+static pk_status read_plain(pk_token_reader *reader, const pk_shard *shard, int64_t offset,
+                            char *into, int64_t bytes) {
+  for (int64_t done = 0; done < bytes;) {
+    ssize_t got = pread(reader->fd, into + done, (size_t)(bytes - done), offset + done);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return pk_fail_io(shard->path, "be read");
+    if (got == 0) {
+      return pk_fail(PK_FORMAT, "%s: ends at byte %lld, before byte %lld", shard->path,
+                     (long long)(offset + done), (long long)(offset + bytes));
+    }
+    done += got;
+  }
+  return PK_OK;
+}
+
+/* Reads more of a compressed file; *ended at its end. */
+static pk_status refill(pk_token_reader *reader, const pk_shard *shard, bool *ended) {
+  ssize_t got;
+  do {
+    got = read(reader->fd, reader->input, ZSTD_DStreamInSize());
+  } while (got < 0 && errno == EINTR);
+  if (got < 0) return pk_fail_io(shard->path, "be read");
+  reader->unread = (ZSTD_inBuffer){reader->input, (size_t)got, 0};
+  *ended = got == 0;
+  return PK_OK;
+}
+
+/* Decompresses up to bytes into into; *done says how many, fewer only at the end of the file. */
+static pk_status decompress(pk_token_reader *reader, const pk_shard *shard, void *into,
+                            int64_t bytes, int64_t *done) {
+  ZSTD_outBuffer output = {into, (size_t)bytes, 0};
+  bool ended = false;
+  while (output.pos < output.size) {
+    if (reader->unread.pos == reader->unread.size) {
+      pk_status status = refill(reader, shard, &ended);
+      if (status) return status;
+      if (ended) break;
+    }
+    size_t hint = ZSTD_decompressStream(reader->stream, &output, &reader->unread);
+    if (ZSTD_isError(hint)) {
+      return pk_fail(PK_FORMAT, "%s: damaged: %s, after %lld bytes of ids", shard->path,
+                     ZSTD_getErrorName(hint), (long long)reader->position + (long long)output.pos);
+    }
+    reader->frame_ended = hint == 0;
+  }
+  reader->position += (int64_t)output.pos;
+  *done = (int64_t)output.pos;
+  if (ended && !reader->frame_ended) {
+    return pk_fail(PK_FORMAT, "%s: ends within a zstd frame, after %lld bytes of ids", shard->path,
+                   (long long)reader->position);
+  }
+  return PK_OK;
+}
+
+/* At the shard's last id the file must end: it also brings the last frame's checksum. */
+static pk_status check_end(pk_token_reader *reader, const pk_shard *shard) {
+  char more;
+  int64_t got = 0;
+  pk_status status = decompress(reader, shard, &more, 1, &got);
+  if (!status && got > 0) {
+    status = pk_fail(PK_FORMAT, "%s: holds more than the %lld tokens of the manifest", shard->path,
+                     (long long)shard->tokens);
+  }
+  return status;
+}
+
+static pk_status decompress_all(pk_token_reader *reader, const pk_shard *shard, void *into,
+                                int64_t bytes) {
+  int64_t got = 0;
+  pk_status status = decompress(reader, shard, into, bytes, &got);
+  if (status || got == bytes) return status;
+  return pk_fail(PK_FORMAT, "%s: ends after %lld bytes of ids, but the manifest says %lld tokens",
+                 shard->path, (long long)reader->position, (long long)shard->tokens);
+}
+
+static pk_status rewind_compressed(pk_token_reader *reader, const pk_shard *shard) {
+  if (lseek(reader->fd, 0, SEEK_SET) != 0) return pk_fail_io(shard->path, "be read");
+  ZSTD_initDStream(reader->stream);
+  reader->unread = (ZSTD_inBuffer){reader->input, 0, 0};
+  reader->position = 0;
+  reader->frame_ended = true;
+  return PK_OK;
+}
+
+static pk_status read_compressed(pk_token_reader *reader, const pk_shard *shard, int64_t offset,
+                                 char *into, int64_t bytes) {
+  pk_status status = PK_OK;
+  if (offset < reader->position) status = rewind_compressed(reader, shard);
+  int64_t piece = (int64_t)ZSTD_DStreamOutSize();
+  while (!status && reader->position < offset) {
+    int64_t left = offset - reader->position;
+    status = decompress_all(reader, shard, reader->skipped, left < piece ? left : piece);
+  }
+  if (!status) status = decompress_all(reader, shard, into, bytes);
+  int64_t whole = shard->tokens * reader->tokens->width;
+  if (!status && reader->position == whole) status = check_end(reader, shard);
+  return status;
+}
+
+/* --- readers --- */
+
+static void close_shard(pk_token_reader *reader) {
+  if (reader->fd >= 0) close(reader->fd);
+  reader->fd = -1;
+  reader->shard = -1;
+}
+
+pk_status pk_token_reader_create(const pk_tokens *tokens, pk_token_reader **reader) {
+  *reader = NULL;
+  bool compressed = false;
+  for (int64_t i = 0; i < tokens->shard_count; i++) compressed |= tokens->shards[i].compressed;
+  pk_token_reader *made = calloc(1, sizeof *made);
+  if (!made) return pk_fail(PK_NO_MEMORY, "no memory for a reader of tokens");
+  made->tokens = tokens;
+  made->fd = -1;
+  made->shard = -1;
+  if (compressed) {
+    made->stream = ZSTD_createDStream();
+    made->input = malloc(ZSTD_DStreamInSize());
+    made->skipped = malloc(ZSTD_DStreamOutSize());
+    if (!made->stream || !made->input || !made->skipped) {
+      pk_token_reader_free(made);
+      return pk_fail(PK_NO_MEMORY, "no memory to decompress shards");
+    }
+  }
+  *reader = made;
+  return PK_OK;
+}
+
+void pk_token_reader_free(pk_token_reader *reader) {
+  if (!reader) return;
+  close_shard(reader);
+  ZSTD_freeDStream(reader->stream);
+  free(reader->input);
+  free(reader->skipped);
+  free(reader);
+}
+
+/* The shard that holds the id at place, which is inside the sequence. */
+static int64_t find_shard(const pk_tokens *tokens, int64_t place) {
+  int64_t low = 0, high = tokens->shard_count - 1;
+  while (low < high) {
+    int64_t middle = low + (high - low + 1) / 2;
+    if (tokens->shards[middle].first <= place) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
+/* Ids from one shard: first counts from the shard's beginning. */
+static pk_status read_shard(pk_token_reader *reader, int64_t number, int64_t first, int64_t count,
+                            void *into) {
+  const pk_tokens *tokens = reader->tokens;
+  const pk_shard *shard = &tokens->shards[number];
+  pk_status status = PK_OK;
+  if (reader->shard != number) {
+    close_shard(reader);
+    status = open_shard(shard, tokens->width, &reader->fd);
+    if (!status && shard->compressed) status = rewind_compressed(reader, shard);
+    if (!status) reader->shard = number;
+  }
+  if (!status) {
+    int64_t offset = first * tokens->width, bytes = count * tokens->width;
+    status = shard->compressed ? read_compressed(reader, shard, offset, into, bytes)
+                               : read_plain(reader, shard, offset, into, bytes);
+  }
+  if (status) close_shard(reader); /* the place in a broken stream is not known */
+  return status;
+}
+
+static uint32_t id_at(const void *ids, int32_t width, int64_t place) {
+  return width == 2 ? ((const uint16_t *)ids)[place] : ((const uint32_t *)ids)[place];
+}
+
+static uint32_t largest_id(const void *ids, int32_t width, int64_t count) {
+  uint32_t largest = 0;
+  if (width == 2) {
+    const uint16_t *p = ids;
+    uint16_t narrow = 0;
+    for (int64_t i = 0; i < count; i++) narrow = p[i] > narrow ? p[i] : narrow;
+    largest = narrow;
+  } else {
+    const uint32_t *p = ids;
+    for (int64_t i = 0; i < count; i++) largest = p[i] > largest ? p[i] : largest;
+  }
+  return largest;
+}
+
+/* first is the place in the sequence of the first of these ids. */
+static pk_status check_ids(const pk_tokens *tokens, const char *path, int64_t first, int64_t count,
+                           const void *ids) {
+  if (largest_id(ids, tokens->width, count) < tokens->vocabulary) return PK_OK;
+  int64_t place = 0;
+  while (id_at(ids, tokens->width, place) < tokens->vocabulary) place++;
+  return pk_fail(PK_FORMAT, "%s: token %lld is %u, not below the vocabulary of %lld", path,
+                 (long long)(first + place), id_at(ids, tokens->width, place),
+                 (long long)tokens->vocabulary);
+}
+
+pk_status pk_token_reader_read(pk_token_reader *reader, int64_t first, int64_t count, void *ids) {
+  const pk_tokens *tokens = reader->tokens;
+  if (first < 0 || count < 0 || count > tokens->count - first) {
+    return pk_fail(PK_INVALID, "tokens %lld .. %lld of a sequence of %lld", (long long)first,
+                   (long long)(first + count - 1), (long long)tokens->count);
+  }
+  if (count == 0) return PK_OK;
+  if (tokens->memory) {
+    memcpy(ids, (const char *)tokens->memory + first * tokens->width,
+           (size_t)(count * tokens->width));
+    return check_ids(tokens, "the tokens", first, count, ids);
+  }
+  int64_t number = find_shard(tokens, first);
+  for (int64_t done = 0; done < count; number++) {
+    const pk_shard *shard = &tokens->shards[number];
+    int64_t start = first + done - shard->first, left = shard->tokens - start;
+    int64_t take = count - done < left ? count - done : left;
+    if (take == 0) continue; /* an empty shard */
+    char *into = (char *)ids + done * tokens->width;
+    pk_status status = read_shard(reader, number, start, take, into);
+    if (!status) status = check_ids(tokens, shard->path, start, take, into);
+    if (status) return status;
+    done += take;
+  }
+  return PK_OK;
+}
+
+void pk_ids_widen(const void *ids, int32_t width, int64_t count, int32_t *into) {
+  if (width == 2) {
+    const uint16_t *p = ids;
+    for (int64_t i = 0; i < count; i++) into[i] = p[i];
+  } else {
+    memcpy(into, ids, (size_t)count * sizeof *into);
+  }
+}
+
+pk_status pk_tokens_read(const pk_tokens *tokens, int64_t first, int64_t count, int32_t *ids) {
+  pk_token_reader *reader = NULL;
+  pk_status status = pk_token_reader_create(tokens, &reader);
+  if (!status) status = pk_token_reader_read(reader, first, count, ids);
+  /* Stored ids fill the first half at most: widen from the back, so that none is overwritten. */
+  if (!status && tokens->width == 2) {
+    const uint16_t *narrow = (const uint16_t *)(const void *)ids;
+    for (int64_t i = count - 1; i >= 0; i--) ids[i] = narrow[i];
+  }
+  pk_token_reader_free(reader);
+  return status;
+}
