@@ -73,11 +73,12 @@ end
 
 local function claim_new(recipe)
   local base = ("runs/%s-%s"):format(recipe, utc("!%Y%m%dT%H%M%SZ"))
-  local folder, claimed, message = base, nil, nil
-  for i = 2, MAX_NAMES do
+  local message
+  for i = 1, MAX_NAMES do
+    local folder = i == 1 and base or base .. "-" .. i
+    local claimed
     claimed, message = claim(folder)
     if claimed then return claimed, folder end
-    folder = base .. "-" .. i
   end
   failure.usage("%s", message)
 end

@@ -1,0 +1,174 @@
+-- Files, folders and locks.
+local ffi = require "ffi"
+local files = require "pack.files"
+local native = require "pack.native"
+local support = require "spec.support.helper"
+
+local C = native.C
+
+describe("Files", function()
+  local folder
+  before_each(function() folder = support.temporary() end)
+  after_each(function() support.remove(folder) end)
+
+  it("come back as they were written, any bytes and none", function()
+    for _, text in ipairs {"", "a", "a\0b\r\n\255", ("x"):rep(100000)} do
+      files.write(folder .. "/f", text)
+      assert.equal(text, files.read(folder .. "/f"))
+      assert.equal(#text, files.size(folder .. "/f"))
+    end
+    assert.same({"f"}, files.list(folder))
+  end)
+
+  it("are read to their end where the system states no size", function()
+    assert.is_truthy(files.read("/proc/self/status"):find("VmPeak"))
+  end)
+
+  it("are refused above the limit, and read at it", function()
+    files.write(folder .. "/f", ("x"):rep(5000))
+    assert.equal(5000, #files.read(folder .. "/f", 5000))
+    local text, message = files.read(folder .. "/f", 4999)
+    assert.is_nil(text)
+    assert.equal(folder .. "/f: 5000 bytes, more than the limit of 4999", message)
+    text, message = files.read("/dev/zero", 100000)
+    assert.is_nil(text)
+    assert.equal("/dev/zero: more than the limit of 100000 bytes", message)
+  end)
+
+  it("that are missing, directories or unreadable give nil and the reason", function()
+    local text, message = files.read(folder .. "/none")
+    assert.is_nil(text)
+    assert.equal(folder .. "/none: cannot be opened: No such file or directory", message)
+    text, message = files.read(folder)
+    assert.is_nil(text)
+    assert.equal(folder .. ": cannot be read: Is a directory", message)
+  end)
+
+  it("are written over only as a whole", function()
+    files.write(folder .. "/f", "old")
+    local code, _, err = support.run(("trap '' XFSZ; ulimit -f 8; packlua -e %s"):format(support.quote(
+      ("require('pack.files').write(%q, ('x'):rep(100000))"):format(folder .. "/f"))))
+    assert.equal(1, code)
+    assert.is_truthy(err:find(folder .. "/f: cannot be written: File too large", 1, true), err)
+    assert.equal("old", files.read(folder .. "/f"))
+    assert.same({"f"}, files.list(folder))
+  end)
+
+  it("are not written over directories and devices", function()
+    local good, message = pcall(function() files.write(folder, "x") end)
+    assert.is_false(good)
+    assert.is_truthy(message:find("^spec/files_spec.lua:%d+: " .. folder:gsub("%p", "%%%0")
+      .. ": cannot be written: it is a directory$"), message)
+    assert.is_false((pcall(files.write, "/dev/null", "x")))
+    assert.equal("other", files.kind("/dev/null"))
+    assert.is_false((pcall(files.write, folder .. "/none/f", "x")))
+  end)
+
+  it("grow at the end", function()
+    files.append(folder .. "/f", "a\n")
+    files.append(folder .. "/f", "b\n")
+    assert.equal("a\nb\n", files.read(folder .. "/f"))
+    assert.is_false((pcall(files.append, "/dev/full", "x")))
+    assert.is_truthy(native.message():find("/dev/full: cannot be written: No space left on device", 1, true))
+  end)
+
+  it("have kinds", function()
+    files.write(folder .. "/f", "")
+    assert.equal("file", files.kind(folder .. "/f"))
+    assert.equal("directory", files.kind(folder))
+    assert.is_nil(files.kind(folder .. "/none"))
+    assert.is_true(files.exists(folder))
+    assert.is_false(files.exists(folder .. "/none"))
+    assert.is_nil(files.size(folder))
+  end)
+
+  it("refuse a path that is not a string", function()
+    assert.is_false((pcall(files.read)))
+    assert.is_false((pcall(files.write, nil, "x")))
+    assert.is_false((pcall(files.kind, {})))
+  end)
+end)
+
+describe("Folders", function()
+  local folder
+  before_each(function() folder = support.temporary() end)
+  after_each(function() support.remove(folder) end)
+
+  it("are made with those above them, twice if need be", function()
+    files.mkdir(folder .. "/a//b/c/")
+    files.mkdir(folder .. "/a/b/c")
+    assert.equal("directory", files.kind(folder .. "/a/b/c"))
+  end)
+
+  it("are not made below files", function()
+    files.write(folder .. "/f", "")
+    assert.is_false((pcall(files.mkdir, folder .. "/f/a")))
+    assert.is_truthy(native.message():find(folder .. "/f: cannot be made a directory: Not a directory", 1, true))
+  end)
+
+  it("are listed in the order of bytes", function()
+    for _, name in ipairs {"b", "a", "B", ".hidden", "\195\169"} do files.write(folder .. "/" .. name, "") end
+    assert.same({".hidden", "B", "a", "b", "\195\169"}, files.list(folder))
+    local list, message = files.list(folder .. "/none")
+    assert.is_nil(list)
+    assert.is_truthy(message:find("cannot be listed: No such file or directory", 1, true))
+  end)
+
+  it("with a line break in a name are refused, as a list could not show it", function()
+    support.write(folder .. "/a\nb", "")
+    local list, message = files.list(folder)
+    assert.is_nil(list)
+    assert.is_truthy(message:find("a name in it has a line break", 1, true))
+  end)
+
+  it("and names are taken out of paths", function()
+    assert.equal("c", files.basename("/a/b/c"))
+    assert.equal("b", files.basename("/a/b/"))
+    assert.equal("/", files.basename("/"))
+    assert.equal("/a/b", files.dirname("/a/b/c"))
+    assert.equal("/", files.dirname("/a"))
+    assert.equal(".", files.dirname("a"))
+    assert.equal("a/b", files.join("a", "b"))
+    assert.equal("a/b", files.join("a/", "b"))
+    assert.equal("/b", files.join("a", "/b"))
+  end)
+end)
+
+describe("A lock", function()
+  it("keeps out other holders until it is given up", function()
+    local folder = support.temporary()
+    local first, second = ffi.new("int[1]"), ffi.new("int[1]")
+    assert.equal(C.PK_OK, C.pk_file_lock(folder .. "/lock", first))
+    assert.equal(C.PK_INVALID, C.pk_file_lock(folder .. "/lock", second))
+    assert.is_truthy(native.message():find("locked by another process %(process %d+ on "), native.message())
+    assert.equal(-1, second[0])
+    C.pk_file_unlock(first[0])
+    assert.equal(C.PK_OK, C.pk_file_lock(folder .. "/lock", second))
+    C.pk_file_unlock(second[0])
+    support.remove(folder)
+  end)
+
+  it("ends with its process", function()
+    local folder = support.temporary()
+    local code = support.run(("packlua -e %s"):format(support.quote(
+      ("local ffi = require 'ffi' local C = require('pack.native').C " ..
+        "os.exit(C.pk_file_lock(%q, ffi.new('int[1]')) == C.PK_OK and 7 or 1)"):format(folder .. "/lock"))))
+    assert.equal(7, code)
+    local lock = ffi.new("int[1]")
+    assert.equal(C.PK_OK, C.pk_file_lock(folder .. "/lock", lock))
+    C.pk_file_unlock(lock[0])
+    support.remove(folder)
+  end)
+end)
+
+describe("Clocks", function()
+  it("tell time since 1970, and time that never goes back", function()
+    assert.is_true(math.abs(C.pk_time() - os.time()) <= 2)
+    local before = C.pk_clock()
+    for _ = 1, 1000 do
+      local now = C.pk_clock()
+      assert.is_true(now >= before)
+      before = now
+    end
+  end)
+end)
