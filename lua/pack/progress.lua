@@ -115,7 +115,7 @@ local function bar_line(self)
   local columns = self.width() - 1
   local percent = ("%3d%%"):format(math.floor(fraction(self) * 100))
   local rest = join(head(self), self.text, tail(self))
-  local room = math.min(MAX_BAR, columns - #percent - #rest - 5)
+  local room = math.min(MAX_BAR, columns - #percent - #rest - #" [] ")
   if room < MIN_BAR then return clip(percent .. "  " .. rest, columns) end
   local full = math.floor(fraction(self) * room)
   return ("%s [%s%s] %s"):format(percent, ("#"):rep(full), (" "):rep(room - full), rest)
