@@ -151,12 +151,14 @@ local function open_appending(path)
   return file
 end
 
--- Appends a line that is on its way to disk when this returns.
+-- Appends a line, which the system has when this returns. Never compiled: compiled code that sees a flush
+-- fail goes back to the interpreter, which flushes again, then without an error.
 local function append(file, name, line)
   local good, message = file:write(line, "\n")
   if good then good, message = file:flush() end
   if not good then caller.raise("%s cannot be written: %s", name, message) end
 end
+jit.off(append)
 
 local function refuse_closed(self)
   if self.closed then caller.raise("the run in %s is closed", self.folder) end

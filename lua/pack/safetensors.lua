@@ -9,7 +9,7 @@ caller.register()
 local C = native.C
 local safetensors = {}
 
-local PIECE_BYTES = 2 ^ 26 -- of a tensor that is in host memory at once, if its entries allow
+local PIECE_ELEMENTS = 2 ^ 23 -- of a tensor that are in host memory at once, if its entries allow
 
 -- The names of the tensors' dtypes in files, and the dtype that others are read as by default.
 local file_dtypes = {f64 = "F64", f32 = "F32", bf16 = "BF16", i32 = "I32"}
@@ -53,19 +53,20 @@ local function slab(t, first, count)
   return t:view {shape = shape, stride = tonumber(t.stride), offset = first * tonumber(t.stride)}
 end
 
--- Calls visit(part, first, count) for the parts of a tensor, `bytes` being the size of its elements,
--- that together are the whole: views of some entries each, starting at element `first`.
-local function each_part(t, bytes, visit)
+-- Calls visit(part, first, count, a, b, c) for the parts of a tensor that together are the whole: views of
+-- some entries each, starting at element `first`. a, b and c are the caller's, instead of a closure, as compiled
+-- code holds on to closures and to the tensors that they know.
+local function each_part(t, visit, a, b, c)
   local numel = tonumber(t.numel)
   if numel == 0 then return end
-  if t.rank == 0 then return visit(t, 0, 1) end
+  if t.rank == 0 then return visit(t, 0, 1, a, b, c) end
   local entries = t:size(0)
   local inner = numel / entries
-  local step = math.max(1, math.floor(PIECE_BYTES / (inner * bytes)))
+  local step = math.max(1, math.floor(PIECE_ELEMENTS / inner))
   for first = 0, entries - 1, step do
     local count = math.min(step, entries - first)
     local part = slab(t, first, count)
-    visit(part, first * inner, count * inner)
+    visit(part, first * inner, count * inner, a, b, c)
     part:free()
   end
 end
@@ -152,11 +153,12 @@ function File:elements(entry, dtype, first, count)
   return converted
 end
 
+local function fill_part(part, first, count, file, entry)
+  part:write(file:elements(entry, part:dtype_name(), first, count))
+end
+
 function File:fill(t, entry)
-  local dtype = t:dtype_name()
-  each_part(t, dtype_size(dtype), function(part, first, count)
-    part:write(self:elements(entry, dtype, first, count))
-  end)
+  each_part(t, fill_part, self, entry)
 end
 
 --- Writes a tensor of the file into t, converted to t's dtype. The file's shape is t's, or t's without
@@ -257,18 +259,22 @@ local function declare(writer, item)
   check(C.pk_safetensors_writer_declare(writer, item.name, file_dtypes[item.dtype], #item.shape, shape_buffer))
 end
 
-local function write_data(writer, path, item)
-  local own = item.tensor:dtype_name()
-  each_part(item.tensor, dtype_size(own), function(part, _, count)
-    local values = part:read()
-    if own ~= item.dtype then
-      local converted = ffi.new("uint8_t[?]", count * dtype_size(item.dtype))
-      check(C.pk_convert(tensor.dtypes[item.dtype], converted, file_dtypes[own], values, count),
-        ("%s: tensor '%s'"):format(path, item.name))
-      values = converted
-    end
-    check(C.pk_safetensors_writer_data(writer, values, count * dtype_size(item.dtype)))
-  end)
+local function write_part(part, _, count, writer, path, item)
+  local own, values = part:dtype_name(), part:read()
+  if own ~= item.dtype then
+    local converted = ffi.new("uint8_t[?]", count * dtype_size(item.dtype))
+    check(C.pk_convert(tensor.dtypes[item.dtype], converted, file_dtypes[own], values, count),
+      ("%s: tensor '%s'"):format(path, item.name))
+    values = converted
+  end
+  check(C.pk_safetensors_writer_data(writer, values, count * dtype_size(item.dtype)))
+end
+
+local function write_all(writer, path, metadata, list)
+  write_metadata(writer, path, metadata)
+  for _, item in ipairs(list) do declare(writer, item) end
+  for _, item in ipairs(list) do each_part(item.tensor, write_part, writer, path, item) end
+  check(C.pk_safetensors_writer_finish(writer))
 end
 
 --- Writes a file atomically. contents: a list of {name, tensor, dtype, shape} and metadata, a table of
@@ -280,12 +286,7 @@ function safetensors.write(path, contents)
   local made = ffi.new("pk_safetensors_writer *[1]")
   check(C.pk_safetensors_writer_create(path, made))
   local writer = ffi.gc(made[0], C.pk_safetensors_writer_free)
-  local good, message = pcall(function()
-    write_metadata(writer, path, contents.metadata or {})
-    for _, item in ipairs(list) do declare(writer, item) end
-    for _, item in ipairs(list) do write_data(writer, path, item) end
-    check(C.pk_safetensors_writer_finish(writer))
-  end)
+  local good, message = pcall(write_all, writer, path, contents.metadata or {}, list)
   C.pk_safetensors_writer_free(ffi.gc(writer, nil))
   if not good then error(message, 0) end
 end
