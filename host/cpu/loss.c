@@ -1,0 +1,165 @@
+/* Cross-entropy of whole logits, and what it shares with the chunked form (linear_loss.c). */
+#include "cpu/loss.h"
+#include "cpu/dtype.h"
+#include "cpu/vmath.h"
+
+enum { ROWS = 16, LANES = 16 };
+
+typedef struct loss_job {
+  const pk_tensor *g, *logits, *targets, *lse_in;
+  pk_tensor *lse, *logits_grad;
+  double *picked; /* [N, R] */
+  int64_t rows, vocabulary, blocks;
+} loss_job;
+
+static const int32_t *targets_of(const pk_tensor *targets, int64_t worker) {
+  return (const int32_t *)pk_tensor_data(targets) + worker * targets->stride;
+}
+
+pk_status PK_KERNEL(check_targets)(const pk_call *call, const pk_tensor *targets,
+                                   int64_t vocabulary) {
+  for (int64_t worker = 0; worker < targets->shape[0]; worker++) {
+    const int32_t *row = targets_of(targets, worker);
+    for (int64_t r = 0; r < targets->shape[1]; r++) {
+      if (row[r] == PK_IGNORED || (row[r] >= 0 && row[r] < vocabulary)) continue;
+      return pk_fail(PK_INVALID,
+                     "%s: target %d of worker %lld, row %lld, is not in 0 .. %lld (vocabulary "
+                     "%lld) and not %d (ignored)",
+                     pk_op_describe(call->op)->name, row[r], (long long)worker, (long long)r,
+                     (long long)vocabulary - 1, (long long)vocabulary, PK_IGNORED);
+    }
+  }
+  return PK_OK;
+}
+
+void PK_KERNEL(sum_losses)(const pk_tensor *targets, const pk_tensor *lse, const double *picked,
+                           pk_tensor *loss, pk_tensor *count) {
+  int64_t rows = targets->shape[1];
+  for (int64_t worker = 0; worker < targets->shape[0]; worker++) {
+    const int32_t *row = targets_of(targets, worker);
+    double sum = 0, valid = 0;
+    for (int64_t r = 0; r < rows; r++) {
+      if (row[r] == PK_IGNORED) continue;
+      sum += pk_load_f64(lse->dtype, pk_tensor_data(lse), worker * lse->stride + r) -
+             picked[worker * rows + r];
+      valid++;
+    }
+    pk_store_f64(loss->dtype, pk_tensor_data(loss), worker * loss->stride, sum);
+    ((double *)pk_tensor_data(count))[worker * count->stride] = valid;
+  }
+}
+
+static float lse_f32(const float *restrict row, int64_t count) {
+  float top = row[0], lanes[LANES] = {0};
+  for (int64_t j = 1; j < count; j++) top = row[j] > top ? row[j] : top;
+  int64_t j = 0;
+  for (; j + LANES <= count; j += LANES)
+    for (int l = 0; l < LANES; l++) lanes[l] += pk_exp_f32(row[j + l] - top);
+  for (int l = 0; j < count; j++, l++) lanes[l] += pk_exp_f32(row[j] - top);
+  double sum = 0;
+  for (int l = 0; l < LANES; l++) sum += lanes[l];
+  return (float)(top + log(sum));
+}
+
+static double lse_f64(const double *row, int64_t count) {
+  double top = row[0], sum = 0;
+  for (int64_t j = 1; j < count; j++) top = row[j] > top ? row[j] : top;
+  for (int64_t j = 0; j < count; j++) sum += exp(row[j] - top);
+  return top + log(sum);
+}
+
+static void forward_piece(void *argument, int64_t piece, int thread) {
+  (void)thread;
+  const loss_job *job = argument;
+  int64_t worker = piece / job->blocks, first = piece % job->blocks * ROWS;
+  const int32_t *targets = targets_of(job->targets, worker);
+  int dtype = job->logits->dtype;
+  for (int64_t r = first; r < first + ROWS && r < job->rows; r++) {
+    int64_t start = worker * job->logits->stride + r * job->vocabulary;
+    const void *logits = pk_tensor_data(job->logits);
+    double lse = dtype == PK_F64 ? lse_f64((const double *)logits + start, job->vocabulary)
+                                 : lse_f32((const float *)logits + start, job->vocabulary);
+    pk_store_f64(dtype, pk_tensor_data(job->lse), worker * job->lse->stride + r, lse);
+    job->picked[worker * job->rows + r] =
+        targets[r] == PK_IGNORED ? 0 : pk_load_f64(dtype, logits, start + targets[r]);
+  }
+}
+
+static loss_job job_of(const pk_tensor *logits, const pk_tensor *targets) {
+  return (loss_job){.logits = logits,
+                    .targets = targets,
+                    .rows = logits->shape[1],
+                    .vocabulary = logits->shape[2],
+                    .blocks = (logits->shape[1] + ROWS - 1) / ROWS};
+}
+
+pk_status PK_KERNEL(cross_entropy)(const pk_call *call) {
+  const pk_tensor *logits = call->inputs[0], *targets = call->inputs[1];
+  loss_job job = job_of(logits, targets);
+  job.lse = call->outputs[2];
+  pk_status status = PK_KERNEL(check_targets)(call, targets, job.vocabulary);
+  if (status != PK_OK) return status;
+  int64_t bytes = logits->shape[0] * job.rows * (int64_t)sizeof(double);
+  void *memory;
+  status = pk_memory_take(call->context, bytes, PK_WORKSPACE, &memory);
+  if (status != PK_OK) return status;
+  job.picked = memory;
+  pk_parallel_for(pk_cpu_threads(call), logits->shape[0] * job.blocks, forward_piece, &job);
+  PK_KERNEL(sum_losses)(targets, job.lse, job.picked, call->outputs[0], call->outputs[1]);
+  pk_memory_give(call->context, memory, bytes, PK_WORKSPACE);
+  return PK_OK;
+}
+
+/* (softmax - onehot) * g of one row; zeros where the target is ignored. */
+static void row_gradient_f32(const float *restrict row, float *restrict grad, int64_t count,
+                             float lse, float g, int32_t target) {
+  if (target == PK_IGNORED) {
+    memset(grad, 0, (size_t)count * sizeof *grad);
+    return;
+  }
+  for (int64_t j = 0; j < count; j++) grad[j] = pk_exp_f32(row[j] - lse) * g;
+  grad[target] = (pk_exp_f32(row[target] - lse) - 1) * g;
+}
+
+static void row_gradient_f64(const double *restrict row, double *restrict grad, int64_t count,
+                             double lse, double g, int32_t target) {
+  if (target == PK_IGNORED) {
+    memset(grad, 0, (size_t)count * sizeof *grad);
+    return;
+  }
+  for (int64_t j = 0; j < count; j++) grad[j] = exp(row[j] - lse) * g;
+  grad[target] = (exp(row[target] - lse) - 1) * g;
+}
+
+static void backward_piece(void *argument, int64_t piece, int thread) {
+  (void)thread;
+  const loss_job *job = argument;
+  int64_t worker = piece / job->blocks, first = piece % job->blocks * ROWS;
+  const int32_t *targets = targets_of(job->targets, worker);
+  int dtype = job->logits->dtype;
+  double g = pk_load_f64(dtype, pk_tensor_data(job->g), worker * job->g->stride);
+  for (int64_t r = first; r < first + ROWS && r < job->rows; r++) {
+    int64_t from = worker * job->logits->stride + r * job->vocabulary;
+    int64_t to = worker * job->logits_grad->stride + r * job->vocabulary;
+    double lse = pk_load_f64(dtype, pk_tensor_data(job->lse_in), worker * job->lse_in->stride + r);
+    if (dtype == PK_F64)
+      row_gradient_f64((const double *)pk_tensor_data(job->logits) + from,
+                       (double *)pk_tensor_data(job->logits_grad) + to, job->vocabulary, lse, g,
+                       targets[r]);
+    else
+      row_gradient_f32((const float *)pk_tensor_data(job->logits) + from,
+                       (float *)pk_tensor_data(job->logits_grad) + to, job->vocabulary, (float)lse,
+                       (float)g, targets[r]);
+  }
+}
+
+pk_status PK_KERNEL(cross_entropy_grad)(const pk_call *call) {
+  loss_job job = job_of(call->inputs[1], call->inputs[2]);
+  job.g = call->inputs[0];
+  job.lse_in = call->inputs[3];
+  job.logits_grad = call->outputs[0];
+  pk_status status = PK_KERNEL(check_targets)(call, job.targets, job.vocabulary);
+  if (status != PK_OK) return status;
+  pk_parallel_for(pk_cpu_threads(call), job.logits->shape[0] * job.blocks, backward_piece, &job);
+  return PK_OK;
+}

@@ -1,0 +1,114 @@
+/* RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467) and its gradients. */
+#include "cpu/cpu.h"
+
+enum { ROWS = 64, LANES = 16 };
+
+typedef struct norm_job {
+  const void *x, *weight, *g;
+  void *y, *rstd, *partials; /* partials [N, blocks, width] of the weight's gradient */
+  char *scratch;             /* [threads, width] */
+  int64_t x_stride, weight_stride, g_stride, y_stride, rstd_stride, weight_grad_stride;
+  int64_t rows, width, blocks;
+  double eps;
+  bool accumulate_x, accumulate_weight, is_f64;
+} norm_job;
+
+#define REAL float
+#define REAL_SQRT sqrtf
+#define NAMED(name) name##_f32
+#include "cpu/norm_real.h"
+#undef REAL
+#undef REAL_SQRT
+#undef NAMED
+
+#define REAL double
+#define REAL_SQRT sqrt
+#define NAMED(name) name##_f64
+#include "cpu/norm_real.h"
+#undef REAL
+#undef REAL_SQRT
+#undef NAMED
+
+static int64_t end_of(const norm_job *job, int64_t first) {
+  return first + ROWS < job->rows ? first + ROWS : job->rows;
+}
+
+static void norm_piece(void *argument, int64_t piece, int thread) {
+  (void)thread;
+  const norm_job *job = argument;
+  int64_t worker = piece / job->blocks, first = piece % job->blocks * ROWS;
+  if (job->is_f64)
+    norm_rows_f64(job, worker, first, end_of(job, first));
+  else
+    norm_rows_f32(job, worker, first, end_of(job, first));
+}
+
+static norm_job job_of(const pk_tensor *x, const pk_tensor *weight) {
+  return (norm_job){.x = pk_tensor_data(x),
+                    .weight = pk_tensor_data(weight),
+                    .x_stride = x->stride,
+                    .weight_stride = weight->stride,
+                    .rows = x->shape[1],
+                    .width = x->shape[2],
+                    .blocks = (x->shape[1] + ROWS - 1) / ROWS,
+                    .is_f64 = x->dtype == PK_F64};
+}
+
+pk_status PK_KERNEL(rmsnorm)(const pk_call *call) {
+  const pk_tensor *x = call->inputs[0];
+  norm_job job = job_of(x, call->inputs[1]);
+  job.y = pk_tensor_data(call->outputs[0]);
+  job.y_stride = call->outputs[0]->stride;
+  job.rstd = pk_tensor_data(call->outputs[1]);
+  job.rstd_stride = call->outputs[1]->stride;
+  job.eps = call->attributes.numbers[0];
+  pk_parallel_for(pk_cpu_threads(call), x->shape[0] * job.blocks, norm_piece, &job);
+  return PK_OK;
+}
+
+static void norm_grad_piece(void *argument, int64_t piece, int thread) {
+  const norm_job *job = argument;
+  int64_t worker = piece / job->blocks, first = piece % job->blocks * ROWS;
+  int64_t size = job->is_f64 ? sizeof(double) : sizeof(float);
+  char *partial = (char *)job->partials + piece * job->width * size;
+  char *scratch = job->scratch + thread * job->width * size;
+  memset(partial, 0, (size_t)(job->width * size));
+  if (job->is_f64)
+    norm_grad_rows_f64(job, worker, first, end_of(job, first), (double *)partial,
+                       (double *)scratch);
+  else
+    norm_grad_rows_f32(job, worker, first, end_of(job, first), (float *)partial, (float *)scratch);
+}
+
+pk_status PK_KERNEL(rmsnorm_grad)(const pk_call *call) {
+  const pk_tensor *g = call->inputs[0], *x = call->inputs[1], *rstd = call->inputs[3];
+  pk_tensor *x_grad = call->outputs[0], *weight_grad = call->outputs[1];
+  norm_job job = job_of(x, call->inputs[2]);
+  job.g = pk_tensor_data(g);
+  job.g_stride = g->stride;
+  job.rstd = pk_tensor_data(rstd);
+  job.rstd_stride = rstd->stride;
+  job.y = pk_tensor_data(x_grad);
+  job.y_stride = x_grad->stride;
+  job.weight_grad_stride = weight_grad->stride;
+  job.accumulate_x = call->attributes.accumulate & 1;
+  job.accumulate_weight = call->attributes.accumulate & 2;
+
+  pk_threads *threads = pk_cpu_threads(call);
+  int64_t pieces = x->shape[0] * job.blocks, size = pk_dtype_size(x->dtype);
+  int64_t bytes = (pieces + pk_threads_count(threads)) * job.width * size;
+  void *memory;
+  pk_status status = pk_memory_take(call->context, bytes, PK_WORKSPACE, &memory);
+  if (status != PK_OK) return status;
+  job.partials = memory;
+  job.scratch = (char *)memory + pieces * job.width * size;
+  pk_parallel_for(threads, pieces, norm_grad_piece, &job);
+  for (int64_t worker = 0; worker < x->shape[0]; worker++) {
+    if (job.is_f64)
+      add_partials_f64(&job, pk_tensor_data(weight_grad), worker);
+    else
+      add_partials_f32(&job, pk_tensor_data(weight_grad), worker);
+  }
+  pk_memory_give(call->context, memory, bytes, PK_WORKSPACE);
+  return PK_OK;
+}

@@ -1,0 +1,50 @@
+/* bf16 operands of products as f32 copies. Products of bf16 values are exact in f32, so that a
+ * product of the copies is what bf16 hardware with f32 accumulation computes, up to the order of
+ * its sums. */
+#include "cpu/operand.h"
+
+enum { PIECE = 32768 };
+
+typedef struct widen_job {
+  const pk_tensor *tensor;
+  float *copy;
+  int64_t inner, pieces_per_row;
+} widen_job;
+
+static void widen_piece(void *argument, int64_t piece, int thread) {
+  (void)thread;
+  const widen_job *job = argument;
+  int64_t row = piece / job->pieces_per_row, first = piece % job->pieces_per_row * PIECE;
+  int64_t count = job->inner - first < PIECE ? job->inner - first : PIECE;
+  float *restrict to = job->copy + row * job->inner + first;
+  int64_t from = row * job->tensor->stride + first;
+  if (job->tensor->dtype == PK_BF16) {
+    const uint16_t *half = (const uint16_t *)pk_tensor_data(job->tensor) + from;
+    for (int64_t i = 0; i < count; i++) to[i] = pk_bf16_to_f32(half[i]);
+  } else {
+    const float *whole = (const float *)pk_tensor_data(job->tensor) + from;
+    for (int64_t i = 0; i < count; i++) to[i] = pk_bf16_to_f32(pk_bf16_from_f32(whole[i]));
+  }
+}
+
+pk_status PK_KERNEL(operand_take)(const pk_call *call, const pk_tensor *tensor, bool round,
+                                  pk_operand *operand) {
+  *operand = (pk_operand){.data = pk_tensor_data(tensor), .stride = tensor->stride};
+  if (tensor->dtype != PK_BF16 && !round) return PK_OK;
+  int64_t bytes = tensor->numel * (int64_t)sizeof(float);
+  pk_status status = pk_memory_take(call->context, bytes, PK_WORKSPACE, &operand->copy);
+  if (status != PK_OK) return status;
+  operand->bytes = bytes;
+  operand->data = operand->copy;
+  operand->stride = pk_tensor_inner(tensor);
+  widen_job job = {.tensor = tensor, .copy = operand->copy, .inner = operand->stride};
+  job.pieces_per_row = (job.inner + PIECE - 1) / PIECE;
+  int64_t rows = tensor->rank > 0 ? tensor->shape[0] : 1;
+  pk_parallel_for(pk_cpu_threads(call), rows * job.pieces_per_row, widen_piece, &job);
+  return PK_OK;
+}
+
+void PK_KERNEL(operand_give)(const pk_call *call, pk_operand *operand) {
+  pk_memory_give(call->context, operand->copy, operand->bytes, PK_WORKSPACE);
+  operand->copy = NULL;
+}

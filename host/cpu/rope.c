@@ -1,0 +1,85 @@
+/* Rotary position embedding in its half-split form (Su et al. 2021, arXiv:2104.09864): element k of
+ * a head's first half and element k of its second are turned by position * theta^(-2k/K). */
+#include "cpu/cpu.h"
+
+enum { ROWS = 32 };
+
+typedef struct rope_job {
+  const pk_tensor *x;
+  pk_tensor *y;
+  double *table; /* [T, K/2] of cosine and sine, in pairs */
+  double theta;
+  bool inverse;
+} rope_job;
+
+/* Angles in f64, so that late positions are as exact as early ones. */
+static void table_piece(void *argument, int64_t position, int thread) {
+  (void)thread;
+  const rope_job *job = argument;
+  int64_t half = job->x->shape[4] / 2;
+  double *pairs = job->table + position * half * 2;
+  for (int64_t k = 0; k < half; k++) {
+    double angle = (double)position * pow(job->theta, -(double)k / (double)half);
+    pairs[2 * k] = cos(angle);
+    pairs[2 * k + 1] = job->inverse ? -sin(angle) : sin(angle);
+  }
+}
+
+static void turn_f32(const float *restrict x, float *restrict y, const double *restrict pairs,
+                     int64_t half) {
+  for (int64_t k = 0; k < half; k++) {
+    float c = (float)pairs[2 * k], s = (float)pairs[2 * k + 1];
+    y[k] = x[k] * c - x[k + half] * s;
+    y[k + half] = x[k + half] * c + x[k] * s;
+  }
+}
+
+static void turn_f64(const double *restrict x, double *restrict y, const double *restrict pairs,
+                     int64_t half) {
+  for (int64_t k = 0; k < half; k++) {
+    double c = pairs[2 * k], s = pairs[2 * k + 1];
+    y[k] = x[k] * c - x[k + half] * s;
+    y[k + half] = x[k + half] * c + x[k] * s;
+  }
+}
+
+/* ROWS positions of one worker, in all of their heads. */
+static void turn_piece(void *argument, int64_t piece, int thread) {
+  (void)thread;
+  const rope_job *job = argument;
+  const int64_t *shape = job->x->shape;
+  int64_t rows = shape[1] * shape[2], heads = shape[3], width = shape[4];
+  int64_t blocks = (rows + ROWS - 1) / ROWS;
+  int64_t worker = piece / blocks, first = piece % blocks * ROWS;
+  for (int64_t row = first; row < first + ROWS && row < rows; row++) {
+    const double *pairs = job->table + row % shape[2] * width;
+    for (int64_t head = 0; head < heads; head++) {
+      int64_t place = (row * heads + head) * width;
+      int64_t from = worker * job->x->stride + place, to = worker * job->y->stride + place;
+      if (job->x->dtype == PK_F64)
+        turn_f64((const double *)pk_tensor_data(job->x) + from,
+                 (double *)pk_tensor_data(job->y) + to, pairs, width / 2);
+      else
+        turn_f32((const float *)pk_tensor_data(job->x) + from, (float *)pk_tensor_data(job->y) + to,
+                 pairs, width / 2);
+    }
+  }
+}
+
+pk_status PK_KERNEL(rope)(const pk_call *call) {
+  const pk_tensor *x = call->inputs[0];
+  rope_job job = {.x = x,
+                  .y = call->outputs[0],
+                  .theta = call->attributes.numbers[0],
+                  .inverse = call->attributes.integers[0]};
+  int64_t positions = x->shape[2], rows = x->shape[1] * positions;
+  int64_t bytes = positions * x->shape[4] * (int64_t)sizeof(double);
+  void *memory;
+  pk_status status = pk_memory_take(call->context, bytes, PK_WORKSPACE, &memory);
+  if (status != PK_OK) return status;
+  job.table = memory;
+  pk_parallel_for(pk_cpu_threads(call), positions, table_piece, &job);
+  pk_parallel_for(pk_cpu_threads(call), x->shape[0] * ((rows + ROWS - 1) / ROWS), turn_piece, &job);
+  pk_memory_give(call->context, memory, bytes, PK_WORKSPACE);
+  return PK_OK;
+}

@@ -1,0 +1,101 @@
+/* SwiGLU (Shazeer 2020, arXiv:2002.05202): silu(gate) * up, and its gradients. */
+#include "cpu/cpu.h"
+#include "cpu/vmath.h"
+
+enum { PIECE = 16384 };
+
+typedef struct swiglu_job {
+  const pk_tensor *g, *gate, *up;
+  pk_tensor *y, *gate_grad, *up_grad;
+  int64_t inner, pieces_per_worker;
+} swiglu_job;
+
+/* The piece's elements: worker, first element within the worker, count. */
+static int64_t range_of(const swiglu_job *job, int64_t piece, int64_t *worker, int64_t *first) {
+  *worker = piece / job->pieces_per_worker;
+  *first = piece % job->pieces_per_worker * PIECE;
+  return job->inner - *first < PIECE ? job->inner - *first : PIECE;
+}
+
+static void *at(const pk_tensor *tensor, int64_t worker, int64_t first) {
+  return (char *)pk_tensor_data(tensor) +
+         (worker * tensor->stride + first) * pk_dtype_size(tensor->dtype);
+}
+
+static void forward_f32(const float *restrict gate, const float *restrict up, float *restrict y,
+                        int64_t count) {
+  for (int64_t i = 0; i < count; i++) y[i] = gate[i] * pk_sigmoid_f32(gate[i]) * up[i];
+}
+
+static void forward_f64(const double *restrict gate, const double *restrict up, double *restrict y,
+                        int64_t count) {
+  for (int64_t i = 0; i < count; i++) y[i] = gate[i] / (1 + exp(-gate[i])) * up[i];
+}
+
+static void forward_piece(void *argument, int64_t piece, int thread) {
+  (void)thread;
+  const swiglu_job *job = argument;
+  int64_t worker, first, count = range_of(job, piece, &worker, &first);
+  void *gate = at(job->gate, worker, first), *up = at(job->up, worker, first);
+  if (job->y->dtype == PK_F64)
+    forward_f64(gate, up, at(job->y, worker, first), count);
+  else
+    forward_f32(gate, up, at(job->y, worker, first), count);
+}
+
+/* d silu(x) / dx = s + x s (1 - s) with s = sigmoid(x). */
+static void backward_f32(const float *restrict g, const float *restrict gate,
+                         const float *restrict up, float *restrict gate_grad,
+                         float *restrict up_grad, int64_t count) {
+  for (int64_t i = 0; i < count; i++) {
+    float s = pk_sigmoid_f32(gate[i]), silu = gate[i] * s;
+    up_grad[i] = g[i] * silu;
+    gate_grad[i] = g[i] * up[i] * (s + silu * (1 - s));
+  }
+}
+
+static void backward_f64(const double *restrict g, const double *restrict gate,
+                         const double *restrict up, double *restrict gate_grad,
+                         double *restrict up_grad, int64_t count) {
+  for (int64_t i = 0; i < count; i++) {
+    double s = 1 / (1 + exp(-gate[i])), silu = gate[i] * s;
+    up_grad[i] = g[i] * silu;
+    gate_grad[i] = g[i] * up[i] * (s + silu * (1 - s));
+  }
+}
+
+static void backward_piece(void *argument, int64_t piece, int thread) {
+  (void)thread;
+  const swiglu_job *job = argument;
+  int64_t worker, first, count = range_of(job, piece, &worker, &first);
+  void *g = at(job->g, worker, first), *gate = at(job->gate, worker, first);
+  void *up = at(job->up, worker, first);
+  void *gate_grad = at(job->gate_grad, worker, first), *up_grad = at(job->up_grad, worker, first);
+  if (job->gate->dtype == PK_F64)
+    backward_f64(g, gate, up, gate_grad, up_grad, count);
+  else
+    backward_f32(g, gate, up, gate_grad, up_grad, count);
+}
+
+static void run(const pk_call *call, swiglu_job *job, pk_piece piece) {
+  int64_t workers = job->gate->rank > 0 ? job->gate->shape[0] : 1;
+  job->inner = pk_tensor_inner(job->gate);
+  job->pieces_per_worker = (job->inner + PIECE - 1) / PIECE;
+  pk_parallel_for(pk_cpu_threads(call), workers * job->pieces_per_worker, piece, job);
+}
+
+pk_status PK_KERNEL(swiglu)(const pk_call *call) {
+  swiglu_job job = {.gate = call->inputs[0], .up = call->inputs[1], .y = call->outputs[0]};
+  run(call, &job, forward_piece);
+  return PK_OK;
+}
+
+pk_status PK_KERNEL(swiglu_grad)(const pk_call *call) {
+  swiglu_job job = {.g = call->inputs[0],
+                    .gate = call->inputs[1],
+                    .up = call->inputs[2],
+                    .gate_grad = call->outputs[0],
+                    .up_grad = call->outputs[1]};
+  run(call, &job, backward_piece);
+  return PK_OK;
+}
