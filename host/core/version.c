@@ -21,9 +21,11 @@
 static char text[1024];
 static pthread_once_t text_once = PTHREAD_ONCE_INIT;
 
+/* One line of the text. Some libraries put their name before the version; it is left out. */
 static void append(const char *name, const char *version) {
   size_t used = strlen(text);
-  snprintf(text + used, sizeof text - used, "%s %s\n", name, version);
+  const char *digits = version + strcspn(version, "0123456789");
+  snprintf(text + used, sizeof text - used, "%s %s\n", name, *digits ? digits : version);
 }
 
 static void write_text(void) {
