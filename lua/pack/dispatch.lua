@@ -325,7 +325,8 @@ local function run(operation, handle, n_inputs, given, list)
   if dispatch.record then
     dispatch.record(operation, given or nothing, list, {first, second, third})
   end
-  return first, second, third
+  if n_outputs == 1 then return first end
+  if n_outputs > 1 then return first, second, third end
 end
 
 local function of_none(operation)
