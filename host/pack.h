@@ -521,6 +521,10 @@ pk_status pk_prepare_finish(pk_prepare *prepare);
 /* Stops what has not finished, and removes what it wrote. */
 void pk_prepare_free(pk_prepare *prepare);
 
+/* The paths that match a shell pattern, sorted, each followed by a newline; free with pk_bytes_free. A
+ * path without wildcards is taken as it is. Errors: nothing matches a pattern. */
+pk_status pk_glob(const char *pattern, char **paths);
+
 /* SHA-256, as 64 digits and a NUL, of files' contents one after the other, and their bytes; decompress
  * = 1 takes gzip and zstd files for what is in them. */
 pk_status pk_files_sha256(const char *const *paths, int64_t count, int decompress, char *digits,

@@ -49,7 +49,7 @@ static pk_status add_preprocessing(pk_buffer *text, const pk_prepare_options *op
                          ",\n    \"on_error\": \"%s\",\n    \"program\": \"packlua %s\",\n"
                          "    \"shard_tokens\": %" PRId64 ",\n    \"shuffle_buffer\": %" PRId64
                          ",\n    \"shuffle_bytes\": %" PRId64 ",\n    \"shuffle_seed\": %" PRId64
-                         ",\n    \"text_documents\": \"%s\",\n    \"train_files\": ",
+                         ",\n    \"txt_documents\": \"%s\",\n    \"train_files\": ",
                          options->skip_bad ? "skip" : "stop", pk_version(), options->shard_tokens,
                          options->shuffle_buffer, options->shuffle_bytes, options->shuffle_seed,
                          text_units[options->text_unit]);

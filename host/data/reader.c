@@ -196,7 +196,7 @@ static pk_status next_file_text(pk_reader *reader, pk_buffer *text, bool *found,
   *more = false;
   pk_status status = pk_lines_rest(&reader->lines, text, reader->options.document_limit, &huge);
   if (status) return status;
-  status = huge ? too_long(reader, ": --text-documents line or paragraph splits a file")
+  status = huge ? too_long(reader, ": --txt-documents line or paragraph splits a file")
                 : check_text(text, &line);
   if (status) return judge(reader, status, line);
   if (text->bytes > 0 && memchr(text->data, '\r', (size_t)text->bytes)) join_line_ends(text);

@@ -20,9 +20,9 @@
 
 namespace {
 
-constexpr int64_t kPart = 4096;        // bytes after which a place to cut is looked for
-constexpr int64_t kLongest = 16 << 20; // of a text that cannot be cut
-constexpr uint32_t kSpace = 0x2581;    // what the library writes for a space
+constexpr int64_t kPart = 4096;       // bytes after which a place to cut is looked for
+constexpr int64_t kLongest = 8 << 20; // of a text that cannot be cut
+constexpr uint32_t kSpace = 0x2581;   // what the library writes for a space
 
 // What the model file says about itself, read from its protobuf encoding
 // (sentencepiece_model.proto).
