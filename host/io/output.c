@@ -66,10 +66,8 @@ pk_status pk_output_write(pk_output *output, const void *data, int64_t bytes) {
 }
 
 void pk_output_discard(pk_output *output) {
-  if (output->fd >= 0) {
-    close(output->fd);
-    unlink(output->temporary);
-  }
+  if (output->fd >= 0) close(output->fd);
+  if (output->fd >= 0 && output->temporary) unlink(output->temporary);
   free(output->path);
   free(output->temporary);
   *output = (pk_output){.fd = -1};

@@ -221,7 +221,7 @@ static pk_status read_metadata(pk_safetensors *file, const pk_value *metadata) {
   }
   size_t count = 0;
   for (const pk_value *child = metadata->first; child; child = child->next) count++;
-  file->metadata = malloc((count + 1) * sizeof *file->metadata);
+  file->metadata = malloc((count + 1) * sizeof(pk_value *));
   if (!file->metadata) {
     return pk_fail(PK_NO_MEMORY, "%s: no memory for its %zu metadata", file->path, count);
   }
@@ -232,7 +232,7 @@ static pk_status read_metadata(pk_safetensors *file, const pk_value *metadata) {
     }
     file->metadata[file->metadata_count++] = child;
   }
-  qsort(file->metadata, count, sizeof *file->metadata, compare_metadata);
+  qsort(file->metadata, count, sizeof(pk_value *), compare_metadata);
   return PK_OK;
 }
 
