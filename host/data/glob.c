@@ -1,8 +1,15 @@
 /* Paths by shell patterns. */
+#include <errno.h>
 #include <glob.h>
 #include <string.h>
 
 #include "data/buffer.h"
+
+/* A folder that is not there matches nothing; one that cannot be read may hide what would match. */
+static int is_fatal(const char *path, int reason) {
+  (void)path;
+  return reason != ENOENT && reason != ENOTDIR;
+}
 
 pk_status pk_glob(const char *pattern, char **paths) {
   *paths = NULL;
@@ -10,11 +17,11 @@ pk_status pk_glob(const char *pattern, char **paths) {
   glob_t found = {0};
   pk_status status = PK_OK;
   if (strpbrk(pattern, "*?[")) {
-    int result = glob(pattern, GLOB_ERR, NULL, &found);
+    int result = glob(pattern, 0, is_fatal, &found);
     if (result == GLOB_NOMATCH) {
       status = pk_fail(PK_IO, "%s: there are no such files", pattern);
     } else if (result != 0) {
-      status = pk_fail(PK_IO, "%s: cannot be looked up", pattern);
+      status = pk_fail(PK_IO, "%s: a folder on the way cannot be read", pattern);
     }
   } else {
     status = pk_buffer_format(&text, "%s\n", pattern);

@@ -192,8 +192,8 @@ pk_status pk_tokenizer_decode(const pk_tokenizer *tokenizer, const int32_t *ids,
   int64_t size = pk_tokenizer_vocab_size(tokenizer);
   for (int64_t i = 0; i < count; i++) {
     if (ids[i] < 0 || ids[i] >= size) {
-      return pk_fail(PK_INVALID, "token %lld is %d: the tokenizer's ids are 0 .. %lld",
-                     (long long)i, ids[i], (long long)size - 1);
+      return pk_fail(PK_INVALID, "id %d at place %lld is outside the vocabulary, 0 .. %lld", ids[i],
+                     (long long)i + 1, (long long)size - 1);
     }
   }
   if (!tokenizer->spm) return decode_bytes(ids, count, text, bytes);

@@ -1,4 +1,8 @@
 --- Tokenizers: text to ids and back, by bytes or by a SentencePiece model.
+--
+-- A tokenizer has name (what it was opened by), kind ("bytes" or "sentencepiece"), vocab_size, eos (the id
+-- that ends a document), unknown (the id of text without a piece, or nil) and sha256 (of the model file, or
+-- nil).
 local caller = require "pack.caller"
 local ffi = require "ffi"
 local native = require "pack.native"
@@ -8,8 +12,6 @@ caller.register()
 local C = native.C
 local tokenizer = {}
 
---- What open returns. Fields: spec, kind ("bytes" or "sentencepiece"), vocab_size, eos (the id that ends a
--- document), unknown (the id of text without a piece, or nil), sha256 (of the model file, or nil).
 local Tokenizer = {}
 Tokenizer.__index = Tokenizer
 
@@ -27,7 +29,7 @@ function tokenizer.open(spec)
   local unknown = tonumber(C.pk_tokenizer_unknown(handle[0]))
   local digits = ffi.string(C.pk_tokenizer_sha256(handle[0]))
   return setmetatable({
-    spec = spec,
+    name = spec,
     kind = ffi.string(C.pk_tokenizer_kind(handle[0])),
     vocab_size = tonumber(C.pk_tokenizer_vocab_size(handle[0])),
     eos = tonumber(C.pk_tokenizer_eos(handle[0])),
@@ -42,14 +44,37 @@ local function opened(self)
   return self.handle
 end
 
+-- Ids in C's memory, which the caller frees, and their number.
+local function encode(self, data, bytes)
+  local ids, count = ffi.new("int32_t *[1]"), ffi.new("int64_t[1]")
+  check(C.pk_tokenizer_encode(opened(self), data, bytes, ids, count))
+  return ids[0], tonumber(count[0])
+end
+
 --- The ids of UTF-8 text, a list, without begin or end.
 function Tokenizer:encode(text)
-  local ids, count = ffi.new("int32_t *[1]"), ffi.new("int64_t[1]")
-  check(C.pk_tokenizer_encode(opened(self), text, #text, ids, count))
+  local ids, count = encode(self, text, #text)
   local list = {}
-  for i = 1, tonumber(count[0]) do list[i] = ids[0][i - 1] end
-  C.pk_ids_free(ids[0])
+  for i = 1, count do list[i] = ids[i - 1] end
+  C.pk_ids_free(ids)
   return list
+end
+
+--- The same from memory: writes the ids to into[at], into[at + 1], ... and returns their number, which is
+-- at most bound(bytes).
+function Tokenizer:encode_bytes(data, bytes, into, at)
+  local ids, count = encode(self, data, bytes)
+  local fits = count <= self:bound(bytes)
+  for i = 0, fits and count - 1 or -1 do into[at + i] = ids[i] end
+  C.pk_ids_free(ids)
+  if not fits then caller.raise("%s makes %d ids of %d bytes; recipes/prepare.lua can take such text", self.name, count, bytes) end
+  return count
+end
+
+--- The most ids that encode_bytes writes for so many bytes.
+function Tokenizer:bound(bytes)
+  -- Byte for byte at the most, and the space that a model puts first; a space itself may need three.
+  return self.kind == "bytes" and bytes or 3 * bytes
 end
 
 --- The text of a list of ids; eos and other control pieces give nothing. Errors: an id out of range.
