@@ -4,6 +4,8 @@ local ffi = require "ffi"
 ffi.cdef [[
   long readlink(const char *path, char *target, size_t size);
   char *mkdtemp(char *template);
+  void __asan_init(void);
+  void __tsan_init(void);
 ]]
 
 local support = {}
@@ -60,13 +62,22 @@ local function exit_code(status)
   return status == 0 and 0 or 128 + status % 128
 end
 
+-- Sanitizers reserve terabytes of address space, so limits on it cannot be kept under them.
+local function is_sanitized()
+  return pcall(function() return ffi.C.__asan_init end) or pcall(function() return ffi.C.__tsan_init end)
+end
+
+local prologue = ("packlua() { %s \"$@\"; }\n"):format(support.quote(support.program))
+if is_sanitized() then
+  prologue = prologue .. 'ulimit() { [ "$1" = -v ] || command ulimit "$@"; }\n'
+end
+
 --- Runs a shell command, in which packlua is the program that runs the specs; standard input is
 -- empty unless the command gives one. Returns its exit code (124: it took longer than 120 s), standard output
 -- and standard error.
 function support.run(command)
   local folder = support.temporary()
-  support.write(folder .. "/command", ("packlua() { %s \"$@\"; }\n%s\n")
-    :format(support.quote(support.program), command))
+  support.write(folder .. "/command", prologue .. command .. "\n")
   local status = os.execute(("timeout 120 sh %s/command < /dev/null > %s/out 2> %s/err")
     :format(folder, folder, folder))
   local out, err = support.read(folder .. "/out"), support.read(folder .. "/err")
