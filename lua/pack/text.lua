@@ -1,0 +1,197 @@
+--- Text files as training and held-out tokens.
+--
+-- Each file is one document. Its last part, about a twentieth, is held out: everything from the start of
+-- the line in which its last 5% of bytes begin. Where that line began before the last 10% (long
+-- lines, or none), the cut is at the character at 95% instead. Both parts end with EOS, and no byte is in
+-- both, so that even files with the same content do not leak. The bytes are taken as they are.
+local failure = require "pack.failure"
+local ffi = require "ffi"
+local native = require "pack.native"
+
+local C = native.C
+local text = {}
+
+--- The part of every file that is held out.
+text.held_out = 0.05
+
+local most_bytes = 2 ^ 28 -- of all files together, as everything is in memory
+local most_controls = 0.1 -- of a text's bytes
+
+local function is_continuation(byte)
+  return byte >= 0x80 and byte < 0xC0
+end
+
+-- Whether a byte is one of the control characters that text does not have.
+local function is_control(byte)
+  return byte == 127 or byte < 32 and not (byte >= 8 and byte <= 13) and byte ~= 27
+end
+
+-- Refuses bytes that are no text.
+local function check_text(path, data, bytes)
+  local controls = 0
+  for i = 0, bytes - 1 do
+    local byte = data[i]
+    if byte == 0 then failure.usage("%s: not a text file: byte %d is NUL", path, i) end
+    if is_control(byte) then controls = controls + 1 end
+  end
+  if controls > most_controls * bytes then
+    failure.usage("%s: not a text file: %d of its %d bytes are control characters", path, controls, bytes)
+  end
+end
+
+--- The byte at which the held-out part of a document begins; data[0 .. bytes - 1] are its bytes.
+function text.cut(data, bytes)
+  local target = math.floor(bytes * (1 - text.held_out))
+  local earliest = math.floor(bytes * (1 - 2 * text.held_out))
+  for at = target, math.max(earliest, 1), -1 do
+    if data[at - 1] == 10 then return at end
+  end
+  local cut = target
+  while cut > 0 and cut > target - 3 and is_continuation(data[cut]) do cut = cut - 1 end
+  return cut
+end
+
+-- The bytes of a text file and how many, freed when collected.
+local function read(path, limit)
+  local kind = C.pk_path_kind(path)
+  if kind == 0 then failure.usage("%s: there is no such file", path) end
+  if kind == ("d"):byte() then failure.usage("%s: a directory, not a text file", path) end
+  local size = tonumber(C.pk_file_size(path))
+  if size > limit then
+    failure.usage("%s: %d bytes are too many: text in memory is limited to %d bytes in all", path, size,
+      most_bytes)
+  end
+  local data, bytes = ffi.new("char *[1]"), ffi.new("int64_t[1]")
+  if C.pk_file_read(path, data, bytes, limit) ~= C.PK_OK then failure.usage("%s", native.message()) end
+  local owned = ffi.gc(data[0], C.pk_bytes_free)
+  return ffi.cast("const uint8_t *", owned), tonumber(bytes[0]), owned
+end
+
+-- Documents of all paths: {path, data, bytes, owner}. skip_empty: empty ones are left out, not refused.
+local function read_all(paths, skip_empty)
+  local documents, total = {}, 0
+  for _, path in ipairs(paths) do
+    local data, bytes, owner = read(path, most_bytes - total)
+    if bytes == 0 and not skip_empty then failure.usage("%s: the file is empty", path) end
+    if bytes > 0 then
+      check_text(path, data, bytes)
+      documents[#documents + 1] = {path = path, data = data, bytes = bytes, owner = owner}
+      total = total + bytes
+    end
+  end
+  if #documents == 0 then failure.usage("there is no text: %d files, all empty", #paths) end
+  return documents, total
+end
+
+-- A growing sequence of tokens with room for so many documents of so many bytes together.
+local function stream(tokenizer, documents, bytes)
+  local element = tokenizer.vocab_size <= 65536 and "uint16_t[?]" or "uint32_t[?]"
+  return {tokens = ffi.new(element, tokenizer:bound(bytes) + documents), count = 0}
+end
+
+local function append(into, tokenizer, data, bytes)
+  if bytes == 0 then return end
+  into.count = into.count + tokenizer:encode_bytes(data, bytes, into.tokens, into.count)
+  into.tokens[into.count] = tokenizer.eos
+  into.count = into.count + 1
+end
+
+--- The entropy in nats of the frequencies of ids in token streams: what a model that knows nothing but
+-- these frequencies reaches.
+function text.unigram_entropy(streams, vocab_size)
+  local counts, total = ffi.new("double[?]", vocab_size), 0
+  for _, one in ipairs(streams) do
+    for i = 0, one.count - 1 do counts[one.tokens[i]] = counts[one.tokens[i]] + 1 end
+    total = total + one.count
+  end
+  local entropy = 0
+  for id = 0, vocab_size - 1 do
+    local p = counts[id] / total
+    if p > 0 then entropy = entropy - p * math.log(p) end
+  end
+  return entropy
+end
+
+-- What belongs to packlua's own text: folders with the endings of files in them, and single files.
+local own_folders = {
+  {"configs", ".lua"}, {"docs", ".md"}, {"host", ".c", ".cc", ".h", ".def"}, {"kernels", ".cu", ".h"},
+  {"lua", ".lua"}, {"recipes", ".lua"}, {"scripts", ".sh", ".cmake"}, {"spec", ".lua", ".c"},
+}
+local own_files = {"CHANGES.md", "CONTRIBUTING.md", "README.md"}
+local deepest = 8
+
+local function has_ending(name, endings)
+  for i = 2, #endings do
+    if name:sub(-#endings[i]) == endings[i] then return true end
+  end
+  return false
+end
+
+local function list(path)
+  local names = ffi.new("char *[1]")
+  native.check(C.pk_directory_list(path, names), 1)
+  local owned = ffi.gc(names[0], C.pk_bytes_free)
+  return ffi.string(owned)
+end
+
+-- Adds the files of a folder and those below it, in the order of their names.
+local function gather(folder, endings, paths, depth)
+  if C.pk_path_kind(folder) ~= ("d"):byte() or depth > deepest then return end
+  for name in list(folder):gmatch("[^\n]+") do
+    local path = folder .. "/" .. name
+    local kind = C.pk_path_kind(path)
+    if kind == ("d"):byte() then
+      if name ~= "fixtures" and name:sub(1, 1) ~= "." then gather(path, endings, paths, depth + 1) end
+    elseif kind == ("f"):byte() and has_ending(name, endings) then
+      paths[#paths + 1] = path
+    end
+  end
+end
+
+--- The paths of packlua's own text and sources below its home, in a fixed order: what there is to train on
+-- when nothing else is given.
+function text.own_files()
+  local home, paths = native.home(), {}
+  if home == "" then
+    failure.usage("data.text is not given, and where packlua's own files are is not known (PACKLUA_HOME)")
+  end
+  for _, name in ipairs(own_files) do
+    if C.pk_path_kind(home .. "/" .. name) == ("f"):byte() then paths[#paths + 1] = home .. "/" .. name end
+  end
+  for _, folder in ipairs(own_folders) do gather(home .. "/" .. folder[1], folder, paths, 1) end
+  -- Installed, the documents are beside share/packlua, in share/doc/packlua.
+  if home:match("/share/packlua$") then gather(home .. "/../doc/packlua", {"", ".md"}, paths, 1) end
+  return paths
+end
+
+--- Reads text files as tokens.
+-- options: tokenizer; files, a list of paths, by default packlua's own text and sources.
+-- Returns {train, validation, files = their number, paths, bytes, unigram_entropy (of all tokens, in nats)};
+-- train and validation are token streams {tokens = uint16_t or uint32_t array, count}.
+-- Raises usage errors that name the file: missing, a directory, empty, not text, too large.
+function text.load(options)
+  local tokenizer = options.tokenizer
+  local own = not options.files
+  local paths = own and text.own_files() or options.files
+  local documents, total = read_all(paths, own)
+  local train_bytes = 0
+  for _, document in ipairs(documents) do
+    document.cut = text.cut(document.data, document.bytes)
+    train_bytes = train_bytes + document.cut
+  end
+  local train = stream(tokenizer, #documents, train_bytes)
+  local validation = stream(tokenizer, #documents, total - train_bytes)
+  local kept = {}
+  for i, document in ipairs(documents) do
+    local cut = document.cut
+    append(train, tokenizer, document.data, cut)
+    append(validation, tokenizer, document.data + cut, document.bytes - cut)
+    kept[i] = document.path
+  end
+  return {
+    train = train, validation = validation, files = #documents, paths = kept, bytes = total,
+    unigram_entropy = text.unigram_entropy({train, validation}, tokenizer.vocab_size),
+  }
+end
+
+return text
