@@ -5,53 +5,70 @@ local pack = require "pack"
 
 local options = pack.options.parse {
   recipe = "train",
-  summary = "Train N packed language models on text, mixing their weights over a topology.",
+  summary = "Trains N packed language models on text, mixing their weights over a topology.",
   arg = arg,
   extra = {
-    {name = "prompt", value = "TEXT", default = "local function ", help = "text that the trained average continues"},
-    {name = "sample", value = "TOKENS", default = 200, help = "length of the continuation; 0 for none"},
+    {name = "output", value = "DIR", help = "folder of the run (default runs/train-UTCTIME)"},
+    {name = "prompt", value = "TEXT", default = "local function ",
+      help = "what the averaged model continues at the end"},
+    {name = "sample", value = "TOKENS", type = "integer", minimum = 0, default = 200,
+      help = "length of that continuation"},
   },
 }
 local config = options.config
 
 -- What to train on.
 local tokenizer = pack.tokenizer.open(config.data.tokenizer)
-local text = pack.text.load {files = config.data.text, tokenizer = tokenizer}
+pack.trainer.check_vocabulary(config, tokenizer)
+local text = pack.text.load {files = config.data.text or nil, tokenizer = tokenizer}
 
--- Where to train, and what is written down about it.
-local context = pack.context.from_config(config)
-local run = pack.run.create {recipe = "train", output = options.output, config = config, context = context}
+-- Where to train, and the folder that keeps a record of it.
+local context, remarks = pack.runtime.open(config)
+local run = pack.run.create {recipe = "train", output = config.runtime.output_dir or nil,
+  config = config, context = context}
+run:log("run: %s", run.folder)
 run:log("%s", context:describe())
-run:log("text: %d files, %d training tokens, %d held out, unigram entropy %.3f nats",
-  text.files, text.train.count, text.validation.count, text.unigram_entropy)
+for _, remark in ipairs(remarks) do run:log("%s", remark) end
+run:log("text: %d files, %d tokens to train on, %d held out", text.files, text.train.count,
+  text.validation.count)
 
-local trainer = pack.trainer.create(config, {context = context, train = text.train, validation = text.validation})
-run:log("%d workers of %d parameters, %s %s, %d steps of %d tokens", trainer.num_models,
-  pack.llama.parameters(config.model), config.decentralized.topology, config.decentralized.scheme,
-  trainer.total_steps, config.training.batch_tokens)
+local trainer = pack.trainer.create(config,
+  {context = context, train = text.train, validation = text.validation})
+run:log("model: %d workers of %d parameters, %s, %s; %d steps of %d tokens", trainer.num_models,
+  pack.llama.parameters(config.model), config.decentralized.topology,
+  config.decentralized.scheme, trainer.total_steps, config.training.batch_tokens)
 
 -- Training.
-local bar = pack.progress.create {total = trainer.total_steps, unit = "step", log = run, every = config.training.log_every}
+local every = config.training.log_every
+local bar = pack.progress.create {total = trainer.total_steps, every = every, log = run}
 for step = 1, trainer.total_steps do
   local row = trainer:step()
-  if step % config.training.log_every == 0 then row.consensus_distance = trainer:consensus_distance() end
+  if step % every == 0 then row.consensus_distance = trainer:consensus_distance() end
   run:metrics(row)
-  bar:update(step, "loss %.3f  %s tok/s", row.loss, pack.progress.count(row.tokens_per_second))
-  if trainer:epoch_ends() and step < trainer.total_steps then
-    local epoch = run:metrics(trainer:evaluate {blocks = config.evaluation.subset_blocks})
-    bar:print("epoch %d: validation loss %.3f", row.epoch, epoch.loss)
+  bar:update(step, "loss %.3f, %s tok/s", row.loss, pack.progress.count(row.tokens_per_second))
+  if row.ends_epoch and step < trainer.total_steps then
+    local held_out = run:metrics(trainer:evaluate {blocks = config.evaluation.subset_blocks})
+    bar:print("epoch %d: validation loss %.3f", row.epoch, held_out.loss)
   end
 end
 bar:finish()
 
--- The result: the average of the workers on everything that was held out.
+-- What came of it: the average of the workers, and each of them, on all that was held out.
 local final = run:metrics(trainer:evaluate {workers = true})
-run:log("averaged model: validation loss %.4f, perplexity %.2f (unigram entropy %.4f)", final.loss, final.perplexity, text.unigram_entropy)
-run:log("workers: %s; consensus distance %.4g", pack.report.numbers(final.loss_worker, "%.4f"), final.consensus_distance)
-run:save_average(trainer)
-run:result {loss = final.loss, perplexity = final.perplexity}
+local each = {}
+for i, loss in ipairs(final.loss_worker) do each[i] = ("%.4f"):format(loss) end
+run:log("validation loss %.4f of the average (perplexity %.2f), %s of the workers", final.loss,
+  final.perplexity, table.concat(each, " "))
+run:log("consensus distance %.4g; entropy of single tokens %.4f", final.consensus_distance,
+  text.unigram_entropy)
+run:log("weights: %s", run:save_average(trainer))
+run:result {loss = final.loss, perplexity = final.perplexity, loss_worker = final.loss_worker,
+  consensus_distance = final.consensus_distance, unigram_entropy = text.unigram_entropy,
+  steps = trainer.total_steps}
+
 if options.sample > 0 then
-  print(options.prompt .. pack.generate.text(trainer.model:average(), tokenizer, options.prompt,
-    {tokens = options.sample, seed = config.runtime.seed}))
+  local continued = pack.generate.text(trainer.model:average(), tokenizer, options.prompt,
+    {tokens = options.sample, seed = config.runtime.seed})
+  print("\n" .. options.prompt .. continued)
 end
 run:close()

@@ -7,6 +7,7 @@ local native = require "pack.native"
 local ffi = require "ffi"
 local grad = require "pack.grad"
 local ops = require "pack.ops"
+local reference = require "pack.reference"
 
 local llama = {}
 
@@ -44,7 +45,8 @@ end
 
 --- A packed model of num_models workers with zeroed parameters.
 -- config is the model section of a configuration. options: num_models, context (device context,
--- default the process's), dtype "f64" or "f32", amp (bf16 operands in products and attention).
+-- default the process's), dtype "f64" or "f32", amp (bf16 operands in products and attention),
+-- attention ("flash", the fused operation, or "reference", its plain operations).
 function llama.create(config, options)
   local self = setmetatable({}, Model)
   self.config = config
@@ -52,6 +54,7 @@ function llama.create(config, options)
   self.context = options.context
   self.dtype = options.dtype or "f32"
   self.amp = options.amp or false
+  self.attention = options.attention == "reference" and reference.attention or ops.attention
   self.layout = options.layout or arena.layout(llama.parameter_list(config))
   self.arena = arena.create(self.layout, self.num_models,
     {dtype = self.dtype, category = "parameters", context = self.context})
@@ -88,7 +91,7 @@ local function attend(self, x, prefix, sequences, length)
   local q = self:operand(turn(split("q_proj.weight")))
   local k = self:operand(turn(split("k_proj.weight")))
   local v = self:operand(split("v_proj.weight"))
-  local o = ops.attention(q, k, v, {scale = 1 / math.sqrt(head_dim)})
+  local o = self.attention(q, k, v, {scale = 1 / math.sqrt(head_dim)})
   o = self:operand(ops.reshape(o, {shape = {n, sequences * length, config.width}}))
   return self:linear(o, prefix .. "out_proj.weight")
 end

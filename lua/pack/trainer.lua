@@ -28,9 +28,10 @@ function trainer.create(config, options)
   self.total_steps = self.schedule.total_steps
   self.accumulation = self.schedule.accumulation
   self.topology = topology.create(decentralized.topology, self.num_models,
-    {seed = config.runtime.seed})
-  self.model = llama.create(config.model, {num_models = self.num_models,
-    amp = config.runtime.amp == true, context = options.context})
+    {seed = config.runtime.seed, group = decentralized.group or nil,
+      period = decentralized.period or nil})
+  self.model = llama.create(config.model, {num_models = self.num_models, context = options.context,
+    amp = config.runtime.amp == true, attention = config.runtime.attention})
   self.model:initialize(config.runtime.seed)
   self.optimizer = optim.adamw(self.model, config.optimizer,
     {scheme = decentralized.scheme, fused = options.fused})
@@ -122,6 +123,7 @@ function Trainer:step()
     loss = mean_loss(n, sums, host_counts), loss_worker = per_worker(n, sums, host_counts),
     grad_norm_worker = per_worker(n, (norms:read_numbers())), lr = lr, gamma = gamma,
     topology_phase = self.mixings, step_seconds = seconds,
+    ends_epoch = self.schedule:ends_epoch(t) or nil,
     tokens_per_second = batch_tokens / seconds, memory_bytes = self.context:memory().total_peak,
   }
   self.step_number = t + 1

@@ -1,0 +1,29 @@
+--- From the runtime section of a configuration to a device context.
+local context = require "pack.context"
+
+local runtime = {}
+
+--- Opens the device that a resolved configuration asks for and makes it the default. What "auto" and
+-- options of this build mean is written into config.runtime, so that resolved.json says what was run:
+-- device, amp (true only where the device multiplies bf16 in hardware) and compile. Returns the context and
+-- a list of remarks for the log.
+function runtime.open(config)
+  local settings, remarks = config.runtime, {}
+  if settings.device == "auto" then settings.device = "cpu" end
+  local opened = context.create {device = settings.device, threads = settings.threads or nil,
+    memory_limit_mib = settings.memory_limit_mib or nil}
+  if settings.amp == "auto" then
+    settings.amp = opened:has_bf16()
+    if not settings.amp then
+      remarks[#remarks + 1] = "amp: f32, as this device has no bf16 products in hardware"
+    end
+  end
+  if settings.compile then
+    settings.compile = false
+    remarks[#remarks + 1] = "compile: off, as this version runs operations one by one"
+  end
+  if settings.attention == "auto" then settings.attention = "flash" end
+  return context.set_default(opened), remarks
+end
+
+return runtime
