@@ -41,7 +41,7 @@ local defaults = {
 }
 
 -- The Lua objects behind the pointers that C gets: nothing else need hold them while it runs.
-local held = {} -- luacheck: ignore 331
+local held = {} -- luacheck: ignore 241
 
 local function refuse(format, ...)
   for i = 1, C.PK_MAX_INPUTS do held[i] = nil end
