@@ -152,6 +152,16 @@ pk_status pk_tensor_read(const pk_tensor *tensor, void *data, int64_t bytes);
 /* One element by its flat index, as a double; for printing and small results. */
 pk_status pk_tensor_get(const pk_tensor *tensor, int64_t index, double *value);
 
+/* All numel elements as doubles, and from doubles, rounded once to nearest even. A NaN is read as the
+ * plain one. Errors: a value that is no i32 written to an i32 tensor. */
+pk_status pk_tensor_read_numbers(const pk_tensor *tensor, double *values);
+pk_status pk_tensor_write_numbers(pk_tensor *tensor, const double *values);
+
+/* Fills every entry of dimension 0 with the same values: elements 0, 1, ... of the stream of normals
+ * named by (seed, name) (see pk_random_normal), made on the host by as many threads as the device has. */
+pk_status pk_tensor_seed_normal(pk_tensor *tensor, uint64_t seed, const char *name, double mean,
+                                double deviation);
+
 int64_t pk_dtype_size(int dtype);
 const char *pk_dtype_name(int dtype);
 

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "core/bf16.h"
 #include "core/core.h"
 
 #ifdef PK_ISA
@@ -30,21 +31,5 @@ void pk_cpu_gemm_f32(bool transpose_a, bool transpose_b, int64_t m, int64_t p, i
 void pk_cpu_gemm_f64(bool transpose_a, bool transpose_b, int64_t m, int64_t p, int64_t k,
                      double alpha, const double *a, int64_t lda, const double *b, int64_t ldb,
                      double beta, double *c, int64_t ldc);
-
-/* bf16 is the upper half of an f32; rounding is to nearest even, NaN stays NaN. */
-static inline float pk_bf16_to_f32(uint16_t value) {
-  uint32_t bits = (uint32_t)value << 16;
-  float result;
-  memcpy(&result, &bits, sizeof result);
-  return result;
-}
-
-static inline uint16_t pk_bf16_from_f32(float value) {
-  uint32_t bits;
-  memcpy(&bits, &value, sizeof bits);
-  uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  uint32_t quiet = (bits >> 16) | 0x40u;
-  return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
-}
 
 #endif

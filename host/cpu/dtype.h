@@ -4,19 +4,6 @@
 
 #include "cpu/cpu.h"
 
-/* Rounds to f32 by making the last bit odd where bits are lost, so that rounding the result again
- * to fewer bits is as if done at once. */
-static inline float pk_f32_to_odd(double value) {
-  float rounded = (float)value;
-  if ((double)rounded == value || value != value) return rounded;
-  uint32_t bits;
-  memcpy(&bits, &rounded, sizeof bits);
-  bits -= fabs((double)rounded) > fabs(value); /* towards zero */
-  bits |= 1;
-  memcpy(&rounded, &bits, sizeof rounded);
-  return rounded;
-}
-
 /* To i32: NaN gives 0, values out of range the nearest that there is. */
 static inline int32_t pk_i32_from_f64(double value) {
   double whole = rint(value);

@@ -3,8 +3,6 @@
 -- Pre-RMSNorm, half-split rotary embedding, causal attention, SwiGLU, no biases, tied embedding and
 -- head (Touvron et al. 2023, arXiv:2302.13971, with the embedding as head).
 local arena = require "pack.arena"
-local native = require "pack.native"
-local ffi = require "ffi"
 local grad = require "pack.grad"
 local ops = require "pack.ops"
 local reference = require "pack.reference"
@@ -170,10 +168,7 @@ function Model:initialize(seed)
     if #entry.shape == 1 then
       ops.fill {shape = view:sizes(), dtype = self.dtype, value = 1, out = view}
     else
-      local values = ffi.new("double[?]", entry.numel)
-      native.C.pk_random_normal(seed, entry.name, 0, entry.numel, 0,
-        deviation_of(self.config, entry.name), values)
-      for worker = 1, self.num_models do view[worker]:write_numbers(values, entry.numel) end
+      view:seed_normal(seed, entry.name, 0, deviation_of(self.config, entry.name))
     end
   end
 end

@@ -29,7 +29,7 @@ local array_types = {
   ffi.typeof("int32_t[?]"),
 }
 
-local F64, F32, BF16, I32 = 0, 1, 2, 3
+local F64, F32 = 0, 1
 
 --- Whether a value is a tensor.
 tensor.is = is_tensor
@@ -45,32 +45,6 @@ end
 
 local function check_ok(status)
   if status ~= 0 then caller.raise("%s", ffi.string(C.pk_error_message())) end
-end
-
--- bf16 and doubles -------------------------------------------------------------------------------
-
-local bits = ffi.new("union { float number; uint32_t word; }")
-
-local function from_bf16(half)
-  bits.word = bit.lshift(half, 16)
-  return tonumber(bits.number)
-end
-
--- Rounds to nearest, ties to even, by way of f32; NaN stays NaN.
-local function to_bf16(number)
-  if number ~= number then return 0x7fc0 end
-  bits.number = number
-  local word = bits.word
-  local rounded = word + 0x7fff + math.floor(word / 65536) % 2
-  return math.floor(rounded / 65536)
-end
-
-local function store(array, dtype, i, number)
-  array[i] = dtype == BF16 and to_bf16(number) or number
-end
-
-local function load(array, dtype, i)
-  return dtype == BF16 and from_bf16(array[i]) or tonumber(array[i])
 end
 
 -- Making -----------------------------------------------------------------------------------------
@@ -149,22 +123,19 @@ local function shape_of(value, shape, depth)
   return shape_of(value[1], shape, depth + 1)
 end
 
-local function flatten(value, shape, depth, dtype, array, at)
+local function flatten(value, shape, depth, array, at)
   if depth > #shape then
     if type(value) ~= "number" then
       caller.raise("element %d is a %s, not a number", at + 1, type(value))
     end
-    if dtype == I32 and (value % 1 ~= 0 or value < -2 ^ 31 or value >= 2 ^ 31) then
-      caller.raise("element %d, %.17g, is not an i32", at + 1, value)
-    end
-    store(array, dtype, at, value)
+    array[at] = value
     return at + 1
   end
   if type(value) ~= "table" or #value ~= shape[depth] then
     caller.raise("the tables are ragged: %s entries where others have %d",
       type(value) == "table" and #value or "no", shape[depth])
   end
-  for i = 1, shape[depth] do at = flatten(value[i], shape, depth + 1, dtype, array, at) end
+  for i = 1, shape[depth] do at = flatten(value[i], shape, depth + 1, array, at) end
   return at
 end
 
@@ -172,22 +143,17 @@ end
 function tensor.from(value, dtype, options)
   local shape, numel = shape_of(value, {}, 1), 1
   for d = 1, #shape do numel = numel * shape[d] end
-  local number = dtype_number(dtype)
-  local array = array_types[number](math.max(numel, 1))
-  flatten(value, shape, 1, number, array, 0)
-  local made = tensor.zeros(shape, number, options)
-  made:write(array)
-  return made
+  local numbers = array_types[F64](math.max(numel, 1))
+  flatten(value, shape, 1, numbers, 0)
+  return tensor.zeros(shape, dtype, options):write_numbers(numbers)
 end
 
 --- The numbers first, first + step, ..., count of them. dtype and options as zeros.
 function tensor.arange(count, first, step, dtype, options)
   first, step = first or 0, step or 1
-  local made = tensor.zeros({count}, dtype, options)
-  local array = array_types[made.dtype](math.max(count, 1))
-  for i = 0, count - 1 do store(array, made.dtype, i, first + step * i) end
-  made:write(array)
-  return made
+  local numbers = array_types[F64](math.max(count, 1))
+  for i = 0, count - 1 do numbers[i] = first + step * i end
+  return tensor.zeros({count}, dtype, options):write_numbers(numbers)
 end
 
 -- random_normal and random_uniform: shape, seed, then options with dtype and context.
@@ -226,26 +192,29 @@ function methods:read(data, bytes)
   return data
 end
 
---- Writes count doubles from a C array, converted to the tensor's dtype (to nearest, ties to even).
+--- Writes count doubles from a C array, rounded once to the tensor's dtype.
 function methods:write_numbers(values, count)
   local numel = tonumber(self.numel)
   if count and count ~= numel then
     caller.raise("writing %d values to a tensor of %d elements", count, numel)
   end
-  if self.dtype == F64 then return self:write(values) end
-  local array, dtype = array_types[self.dtype](math.max(numel, 1)), self.dtype
-  for i = 0, numel - 1 do store(array, dtype, i, values[i]) end
-  return self:write(array)
+  check_ok(C.pk_tensor_write_numbers(self, values))
+  return self
 end
 
 --- The elements as doubles in a new C array, whatever the dtype; and their number.
 function methods:read_numbers()
-  local numel, dtype = tonumber(self.numel), self.dtype
-  local array = self:read()
-  if dtype == F64 then return array, numel end
+  local numel = tonumber(self.numel)
   local values = array_types[F64](math.max(numel, 1))
-  for i = 0, numel - 1 do values[i] = load(array, dtype, i) end
+  check_ok(C.pk_tensor_read_numbers(self, values))
   return values, numel
+end
+
+--- Fills every entry of dimension 0 with the same normal values: those of the stream named by (seed, name),
+-- the same bits on every machine.
+function methods:seed_normal(seed, name, mean, deviation)
+  check_ok(C.pk_tensor_seed_normal(self, seed, name, mean, deviation))
+  return self
 end
 
 local function nest(values, shape, depth, at)
