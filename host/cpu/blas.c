@@ -73,10 +73,25 @@ static void plain_f32(bool transpose_a, bool transpose_b, int64_t m, int64_t p, 
 }
 #endif
 
+/* C <- beta C: the product over no elements, which libraries leave out. */
+static void scale_f32(int64_t m, int64_t p, float beta, float *c, int64_t ldc) {
+  for (int64_t i = 0; i < m; i++)
+    for (int64_t j = 0; j < p; j++) c[i * ldc + j] = beta == 0 ? 0 : c[i * ldc + j] * beta;
+}
+
+static void scale_f64(int64_t m, int64_t p, double beta, double *c, int64_t ldc) {
+  for (int64_t i = 0; i < m; i++)
+    for (int64_t j = 0; j < p; j++) c[i * ldc + j] = beta == 0 ? 0 : c[i * ldc + j] * beta;
+}
+
 void pk_cpu_gemm_f32(bool transpose_a, bool transpose_b, int64_t m, int64_t p, int64_t k,
                      float alpha, const float *a, int64_t lda, const float *b, int64_t ldb,
                      float beta, float *c, int64_t ldc) {
   if (m == 0 || p == 0) return;
+  if (k == 0) {
+    scale_f32(m, p, beta, c, ldc);
+    return;
+  }
 #if defined(PK_HAVE_DNNL)
   limit_library_threads();
   dnnl_sgemm(transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', m, p, k, alpha, a, lda, b, ldb, beta,
@@ -95,6 +110,10 @@ void pk_cpu_gemm_f64(bool transpose_a, bool transpose_b, int64_t m, int64_t p, i
                      double alpha, const double *a, int64_t lda, const double *b, int64_t ldb,
                      double beta, double *c, int64_t ldc) {
   if (m == 0 || p == 0) return;
+  if (k == 0) {
+    scale_f64(m, p, beta, c, ldc);
+    return;
+  }
 #if defined(PK_HAVE_CBLAS)
   prepare_cblas();
   cblas_dgemm(CblasRowMajor, transpose_a ? CblasTrans : CblasNoTrans,
