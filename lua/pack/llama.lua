@@ -151,7 +151,7 @@ function Model:backward(tokens, targets, gradients, accumulate)
     local sums
     sums, count = self:loss(tokens, targets)
     return sums
-  end, self.weights, {into = into, accumulate = accumulate})
+  end, self.weights, {into = into, accumulate = accumulate, release = true})
   return loss, count
 end
 
