@@ -55,13 +55,14 @@ end
 if not job.tokenizer then pack.failure.usage("no tokenizer: --tokenizer FILE, or --tokenizer bytes") end
 if #job.train == 0 then pack.failure.usage("no training files: --train FILE...") end
 
--- The bar counts stored megabytes; elsewhere than on a terminal a line comes every ten seconds.
+-- The bar counts what is read of the stored files; elsewhere than on a terminal a line comes every ten seconds.
 local bar, last
 function job.progress(row)
-  bar = bar or progress.create {total = row.total_bytes / 1e6, unit = "MB"}
+  local unit = row.total_bytes < 1e8 and {"kB", 1e3} or {"MB", 1e6}
+  bar = bar or progress.create {total = math.ceil(row.total_bytes / unit[2]), unit = unit[1]}
   if not (bar.terminal or row.finished or row.seconds - (last or 0) >= 10) then return end
   last = row.seconds
-  bar:update(row.done_bytes / 1e6, "%s: %s tokens  %s tok/s", row.split, count(row.tokens), count(row.tokens_per_second))
+  bar:update(math.ceil(row.done_bytes / unit[2]), "%s: %s tokens  %s tok/s", row.split, count(row.tokens), count(row.tokens_per_second))
 end
 function job.note(message) print("skipped: " .. message) end
 
@@ -70,9 +71,10 @@ if bar then bar:finish() end
 
 for _, name in ipairs {"train", "validation"} do
   local row = result[name]
-  print(("%s: %d documents, %d tokens, %.1f MB of text%s; skipped %d bad and %d empty documents; %d lone surrogates replaced; %d unknown pieces")
-    :format(name, row.documents, row.tokens, row.text_bytes / 1e6, row.complete and "" or " (cut off by the limit)",
-      row.skipped, row.empty, row.replaced, row.unknown))
+  print(("%s: %d documents, %d tokens, %.1f MB of text%s"):format(name, row.documents, row.tokens, row.text_bytes / 1e6,
+    row.complete and "" or " (cut off by the limit)"))
+  print(("  skipped %d bad and %d empty documents; %d lone surrogates replaced; %d unknown pieces")
+    :format(row.skipped, row.empty, row.replaced, row.unknown))
   local note = pack.prepare.unknown_note(name, row)
   if note then print("note: " .. note) end
 end

@@ -32,6 +32,12 @@ local function run(output, changes)
   return prepare.run(job)
 end
 
+-- A command that prepares the cache c by bytes from a file, with further options.
+local function command(file, more)
+  return ("%s recipes/prepare.lua --tokenizer bytes --train %s --output %s %s")
+    :format(support.quote(support.program), support.quote(path(file)), path "c", more or "")
+end
+
 local function names()
   local _, out = support.run("ls " .. folder)
   return out
@@ -84,7 +90,7 @@ describe("A prepared cache", function()
     assert.same(texts, sorted)
   end)
 
-  it("has the same tokens for any number of threads, and however it is stored", function()
+  it("has the same tokens for any number of threads, and however it is stored #threads", function()
     documents("a.jsonl", 5000)
     local expected
     for _, workers in ipairs {1, 2, 3, 7} do
@@ -136,25 +142,35 @@ describe("A prepared cache", function()
     assert.equal("444\n444\n444\n", modes)
   end)
 
-  it("has the identity that Python computes", function()
+  it("is read and written by the Python of docs/data.md", function()
     if os.execute("command -v python3 >/dev/null 2>&1") ~= 0 then return pending("python3 is not installed") end
+    local code = {}
+    for block in support.read("docs/data.md"):gmatch("```python\n(.-)```") do code[#code + 1] = block end
+    assert.equal(2, #code)
     os.execute(("mv %s %s"):format(path "a.jsonl", path "'日本 \"é.jsonl'"))
-    run("c", {train = {path '日本 "é.jsonl'}, field = "text"})
-    local status, out, err = support.run(([[python3 -c '
-import hashlib, json, array
-m = json.load(open("%s/manifest.json"))
-i = m.pop("identity")
-assert i == hashlib.sha256(json.dumps(m, sort_keys=True).encode()).hexdigest()
-s = m["splits"]["train"]
-d = b"".join(open("%s/" + x["file"], "rb").read() for x in s["shards"])
-assert hashlib.sha256(d).hexdigest() == s["tokens_sha256"]
-print(len(array.array("H", d)) - s["tokens"], m["preprocessing"]["train_files"][0]["file"])
-']]):format(path "c", path "c"))
+    run("c", {train = {path '日本 "é.jsonl'}, shard_tokens = 1000})
+    support.write(path "code.py", table.concat(code, "\n") .. ([[
+import sys
+folder = sys.argv[1]
+train, validation = read(folder + "/c"), read(folder + "/c", "validation")
+print(len(train), sum(train) %% 1000003, len(validation))
+write(folder + "/d", {"train": train, "validation": validation}, 257, 256)
+write(folder + "/e", {"train": [65535, 65536, 70000, 9]}, 70001, 9)
+]]):gsub("%%%%", "%%"))
+    local status, out, err = support.run(("python3 %s %s"):format(path "code.py", folder))
     assert.equal(0, status, err)
-    assert.equal('0 日本 "é.jsonl\n', out)
+    local tokens, sum = cache.tokens(path "c"), 0
+    for _, token in ipairs(tokens) do sum = sum + token end
+    assert.equal(("%d %d %d\n"):format(#tokens, sum % 1000003, #cache.tokens(path "c", "validation")), out)
+    assert.equal('日本 "é.jsonl', cache.manifest(path "c").preprocessing.train_files[1].file)
+    prepare.verify(path "d")
+    assert.equal(cache.manifest(path "c").splits.train.tokens_sha256, cache.manifest(path "d").splits.train.tokens_sha256)
+    assert.same(tokens, cache.tokens(path "d"))
+    prepare.verify(path "e")
+    assert.same({65535, 65536, 70000, 9}, cache.tokens(path "e"))
   end)
 
-  it("is cut off at a limit of tokens, and says so", function()
+  it("is cut off at a limit of tokens, and says so #threads", function()
     for _, workers in ipairs {1, 3} do
       local name = "c" .. workers
       local row = run(name, {max_train_tokens = 5000, max_validation_tokens = 77, workers = workers, shuffle_buffer = 20})
@@ -229,20 +245,18 @@ print(len(array.array("H", d)) - s["tokens"], m["preprocessing"]["train_files"][
     cache.refuses("none.model", run, "d", {tokenizer = path "none.model"})
   end)
 
-  it("is published whole or not at all", function()
+  it("is published whole or not at all #threads", function()
     support.write(path "bad.jsonl", support.read(path "a.jsonl") .. '{"text":"' .. "\n")
     for _, split in ipairs {"train", "validation"} do
       cache.refuses("bad.jsonl:301: not a JSON object", run, "c", {[split] = {path "bad.jsonl"}, shuffle_buffer = 1})
-      assert.is_nil(names():find("\nc\n", 1, true))
+      assert.is_nil(names():find("%f[%w]c%f[%s]"))
       assert.is_nil(names():find("partial", 1, true))
     end
     assert.equal(300, run("c").train.documents)
   end)
 
   it("is not published when the disk is full", function()
-    local command = ("trap '' XFSZ; ulimit -f 8; packlua recipes/prepare.lua --tokenizer bytes --train %s --output %s")
-      :format(path "a.jsonl", path "c")
-    local status, _, err = support.run(command)
+    local status, _, err = support.run("trap '' XFSZ; ulimit -f 8; " .. command "a.jsonl")
     assert.equal(1, status)
     assert.is_truthy(err:find("train-00000.bin: cannot be written: File too large", 1, true), err)
     assert.is_nil(names():find("partial", 1, true))
@@ -257,13 +271,12 @@ print(len(array.array("H", d)) - s["tokens"], m["preprocessing"]["train_files"][
   -- Runs a shell command while another process, $job, prepares the cache c.
   local function running(then_command)
     long_text()
-    return support.run(("%s recipes/prepare.lua --tokenizer bytes --workers 1 --zstd 19 --txt-documents line --train %s --output %s & job=$!\n"
-      .. "while ! [ -e %s.partial ]; do sleep 0.05; done\n%s"):format(support.quote(support.program), path "long.txt", path "c", path "c", then_command))
+    return support.run(command("long.txt", "--workers 1 --zstd 19 --txt-documents line & job=$!\n")
+      .. ("while ! [ -e %s.partial ]; do sleep 0.05; done\n"):format(path "c") .. then_command)
   end
 
   it("has one writer at a time", function()
-    local status, _, err = running(("packlua recipes/prepare.lua --tokenizer bytes --train %s --output %s; code=$?; kill -9 $job; exit $code")
-      :format(path "a.jsonl", path "c"))
+    local status, _, err = running(command("a.jsonl", "; code=$?; kill -9 $job; exit $code"))
     assert.equal(1, status)
     assert.is_truthy(err:find("/c: another preparation is writing it", 1, true), err)
   end)
@@ -280,8 +293,8 @@ print(len(array.array("H", d)) - s["tokens"], m["preprocessing"]["train_files"][
   it("stops at ^C and removes what it wrote", function()
     long_text()
     -- A shell starts its background jobs with SIGINT ignored, so another program sends it.
-    local status = support.run(("timeout --foreground -s INT 1 %s recipes/prepare.lua --tokenizer bytes --workers 1 --zstd 19 --txt-documents line --train %s --output %s")
-      :format(support.quote(support.program), path "long.txt", path "c"))
+    local status = support.run("timeout --foreground -s INT 1 "
+      .. command("long.txt", "--workers 1 --zstd 19 --txt-documents line"))
     assert.equal(124, status) -- what timeout says
     assert.is_nil(names():find("partial", 1, true))
     assert.is_false(prepare.is_cache(path "c"))
@@ -337,18 +350,18 @@ describe("Verifying a cache", function()
   end)
 
   it("takes the place of preparing, unless other things are asked for", function()
-    local command = ("packlua recipes/prepare.lua --tokenizer bytes --train %s --validation %s --output %s --set data.shard_tokens=1500")
-      :format(path "a.jsonl", path "b.jsonl", path "d")
-    local status, out, err = support.run(command)
+    local again = ("packlua recipes/prepare.lua --tokenizer bytes --train %s --validation %s --output %s "
+      .. "--set data.shard_tokens=1500"):format(path "a.jsonl", path "b.jsonl", path "d")
+    local status, out, err, _ = support.run(again)
     assert.equal(0, status, err)
     assert.is_truthy(out:find("every checksum agrees", 1, true))
     status, out = support.run("packlua recipes/prepare.lua --verify --output " .. path "d")
     assert.equal(0, status)
     assert.is_truthy(out:find("every checksum agrees", 1, true))
-    status, _, err = support.run(command .. " --set data.shuffle_seed=7")
+    status, _, err = support.run(again .. " --set data.shuffle_seed=7")
     assert.equal(1, status)
     assert.is_truthy(err:find("is a finished cache made with shuffle_seed 42; asked for is 7", 1, true), err)
-    status, _, err = support.run((command:gsub("a%.jsonl", "b.jsonl")))
+    status, _, err = support.run((again:gsub("a%.jsonl", "b.jsonl")))
     assert.equal(1, status)
     assert.is_truthy(err:find("train files a.jsonl; asked for is b.jsonl", 1, true), err)
     os.remove(path "d/train-00000.bin")
@@ -370,8 +383,7 @@ describe("recipes/prepare.lua", function()
 
   it("takes patterns and several files, and reports counts", function()
     support.write(path "a.jsonl", support.read(path "a.jsonl") .. '{"text":""}\n{"x":1}\n{"text":"\\ud800"}\n')
-    local status, out, err = support.run(("packlua recipes/prepare.lua --tokenizer bytes --train '%s/[a]*.jsonl' %s --validation %s --output %s --on-error skip")
-      :format(folder, path "b.jsonl", path "b.jsonl", path "c"))
+    local status, out, err = support.run(command("[a]*.jsonl", "--train " .. path "b.jsonl" .. " --validation " .. path "b.jsonl" .. " --on-error skip"))
     assert.equal(0, status, err)
     assert.is_truthy(out:find("train: 36 documents", 1, true), out)
     assert.is_truthy(out:find("skipped 1 bad and 1 empty documents; 1 lone surrogates replaced", 1, true), out)
