@@ -5,7 +5,8 @@
  * outputs, options. "Owned" results are freed with the matching pk_*_free, which accepts NULL.
  * Sizes, counts and offsets are 64-bit. Nothing here calls back into Lua.
  *
- * The text between the two marker lines holds no preprocessor lines: the build embeds it for ffi.cdef. */
+ * The text between the two marker lines holds no preprocessor lines: the build embeds it for
+ * ffi.cdef. */
 #ifndef PACK_H
 #define PACK_H
 
@@ -52,7 +53,8 @@ const char *pk_error_message(void);
 /* The version of the program, such as "0.1.0"; lua/pack refuses to load against another. */
 const char *pk_version(void);
 
-/* "NAME VERSION" of each library in use, the compiler and the git revision, one per line. Borrowed. */
+/* "NAME VERSION" of each library in use, the compiler and the git revision, one per line. Borrowed.
+ */
 const char *pk_build_info(void);
 
 /* --- contexts ------------------------------------------------------------------------------ */
@@ -69,7 +71,8 @@ typedef struct pk_context_options {
 pk_context_options pk_context_defaults(void);
 pk_status pk_context_create(pk_context **context, const pk_context_options *options);
 
-/* Frees device and threads. Tensors that are still alive keep the context until the last is freed. */
+/* Frees device and threads. Tensors that are still alive keep the context until the last is freed.
+ */
 void pk_context_free(pk_context *context);
 
 /* A line such as "cpu: AMD EPYC, 2 threads, avx2, limit 22.1 GiB". Borrowed. */
@@ -115,7 +118,8 @@ int64_t pk_memory_pressure(pk_context *context, int reset);
 typedef struct pk_storage pk_storage;
 
 /* A tensor is dense and row-major, except that dimension 0 (the worker) has a stride of its own.
- * The fields are for reading only. A tensor holds a share of its storage: a view keeps its arena. */
+ * The fields are for reading only. A tensor holds a share of its storage: a view keeps its arena.
+ */
 typedef struct pk_tensor {
   pk_context *context;
   pk_storage *storage;
@@ -132,10 +136,10 @@ pk_status pk_tensor_create(pk_context *context, pk_tensor **tensor, int dtype, i
                            const int64_t *shape, int category);
 void pk_tensor_free(pk_tensor *tensor);
 
-/* A tensor may also live in a struct of the caller's (a binding's object): move takes over what tensor
- * owns into *into, whose content is overwritten, and frees the rest of tensor. Such a struct is given
- * up with pk_tensor_release, which also makes any tensor unusable: storage becomes NULL, and everything
- * but release and free refuses it. Releasing twice is harmless. */
+/* A tensor may also live in a struct of the caller's (a binding's object): move takes over what
+ * tensor owns into *into, whose content is overwritten, and frees the rest of tensor. Such a struct
+ * is given up with pk_tensor_release, which also makes any tensor unusable: storage becomes NULL,
+ * and everything but release and free refuses it. Releasing twice is harmless. */
 void pk_tensor_move(pk_tensor *tensor, pk_tensor *into);
 void pk_tensor_release(pk_tensor *tensor);
 
@@ -152,13 +156,14 @@ pk_status pk_tensor_read(const pk_tensor *tensor, void *data, int64_t bytes);
 /* One element by its flat index, as a double; for printing and small results. */
 pk_status pk_tensor_get(const pk_tensor *tensor, int64_t index, double *value);
 
-/* All numel elements as doubles, and from doubles, rounded once to nearest even. A NaN is read as the
- * plain one. Errors: a value that is no i32 written to an i32 tensor. */
+/* All numel elements as doubles, and from doubles, rounded once to nearest even. A NaN is read as
+ * the plain one. Errors: a value that is no i32 written to an i32 tensor. */
 pk_status pk_tensor_read_numbers(const pk_tensor *tensor, double *values);
 pk_status pk_tensor_write_numbers(pk_tensor *tensor, const double *values);
 
-/* Fills every entry of dimension 0 with the same values: elements 0, 1, ... of the stream of normals
- * named by (seed, name) (see pk_random_normal), made on the host by as many threads as the device has. */
+/* Fills every entry of dimension 0 with the same values: elements 0, 1, ... of the stream of
+ * normals named by (seed, name) (see pk_random_normal), made on the host by as many threads as the
+ * device has. */
 pk_status pk_tensor_seed_normal(pk_tensor *tensor, uint64_t seed, const char *name, double mean,
                                 double deviation);
 
@@ -225,13 +230,13 @@ void pk_random_permutation(uint64_t seed, const char *name, int64_t count, int64
 
 /* --- files --------------------------------------------------------------------------------- */
 
-/* Reads a whole file of at most limit bytes. *data ends with a NUL that *bytes does not count. Free it
- * with pk_bytes_free. Errors: missing, a directory, larger than limit, unreadable. */
+/* Reads a whole file of at most limit bytes. *data ends with a NUL that *bytes does not count. Free
+ * it with pk_bytes_free. Errors: missing, a directory, larger than limit, unreadable. */
 pk_status pk_file_read(const char *path, char **data, int64_t *bytes, int64_t limit);
 void pk_bytes_free(char *data);
 
-/* Writes path through a temporary file, fsync, rename and fsync of the folder: either the old content
- * or the whole new one is there, whatever happens. */
+/* Writes path through a temporary file, fsync, rename and fsync of the folder: either the old
+ * content or the whole new one is there, whatever happens. */
 pk_status pk_file_write(const char *path, const void *data, int64_t bytes);
 
 /* Appends to path, creating it. */
@@ -260,9 +265,9 @@ int pk_is_terminal(int fd);
 /* Columns of the terminal behind a file descriptor; 0 if there is none or it does not say. */
 int pk_terminal_width(int fd);
 
-/* Locks path, a file for this purpose alone, against every other process until pk_file_unlock or the
- * end of this one; never waits. *lock is what to unlock. Errors: PK_INVALID if it is locked (the message
- * names the process), PK_UNSUPPORTED on a file system without locks, PK_IO. */
+/* Locks path, a file for this purpose alone, against every other process until pk_file_unlock or
+ * the end of this one; never waits. *lock is what to unlock. Errors: PK_INVALID if it is locked
+ * (the message names the process), PK_UNSUPPORTED on a file system without locks, PK_IO. */
 pk_status pk_file_lock(const char *path, int *lock);
 void pk_file_unlock(int lock);
 
@@ -280,13 +285,13 @@ typedef enum pk_value_kind {
 /* A parsed value; children are borrowed from the root. */
 typedef struct pk_value pk_value;
 
-/* name is what error messages call the text, such as its path. Integers of magnitude 2^53 and above,
- * duplicate keys and nesting beyond 64 levels are refused in all three. */
+/* name is what error messages call the text, such as its path. Integers of magnitude 2^53 and
+ * above, duplicate keys and nesting beyond 64 levels are refused in all three. */
 pk_status pk_value_from_json(const char *text, int64_t bytes, const char *name, pk_value **root);
 pk_status pk_value_from_yaml(const char *text, int64_t bytes, const char *name, pk_value **root);
 
-/* Runs text, a Lua chunk that returns a table, in a state of its own: no globals, no string methods,
- * no bytecode, compiler off, at most 10 million instructions, 64 MiB and 5 seconds. */
+/* Runs text, a Lua chunk that returns a table, in a state of its own: no globals, no string
+ * methods, no bytecode, compiler off, at most 10 million instructions, 64 MiB and 5 seconds. */
 pk_status pk_value_from_lua(const char *text, int64_t bytes, const char *name, pk_value **root);
 void pk_value_free(pk_value *root);
 
@@ -310,8 +315,8 @@ typedef struct pk_safetensors_entry {
   int64_t bytes;
 } pk_safetensors_entry;
 
-/* Opens and checks a file: header size and JSON, offsets inside the file, in order, without holes or
- * overlap, sizes equal to shape times dtype, names unique. Owned. */
+/* Opens and checks a file: header size and JSON, offsets inside the file, in order, without holes
+ * or overlap, sizes equal to shape times dtype, names unique. Owned. */
 pk_status pk_safetensors_open(const char *path, pk_safetensors **file);
 void pk_safetensors_close(pk_safetensors *file);
 int64_t pk_safetensors_count(const pk_safetensors *file);
@@ -326,16 +331,16 @@ pk_status pk_safetensors_read(pk_safetensors *file, int64_t index, void *data, i
 pk_status pk_safetensors_read_part(pk_safetensors *file, int64_t index, int64_t first, void *data,
                                    int64_t bytes);
 
-/* Converts count elements of a file's dtype (F64, F32, F16, BF16, BOOL and the integers) to those of a
- * pk_dtype, rounded once to nearest even. Errors: a dtype without conversion; PK_I32 of a value
- * that is no i32; an integer of magnitude 2^53 or above. */
+/* Converts count elements of a file's dtype (F64, F32, F16, BF16, BOOL and the integers) to those
+ * of a pk_dtype, rounded once to nearest even. Errors: a dtype without conversion; PK_I32 of a
+ * value that is no i32; an integer of magnitude 2^53 or above. */
 pk_status pk_convert(int dtype, void *into, const char *file_dtype, const void *values,
                      int64_t count);
 
 typedef struct pk_safetensors_writer pk_safetensors_writer;
 
-/* Writing: create, declare metadata and every tensor, then their data in the declared order, each in
- * one piece or several, then finish, which publishes the file atomically. Freeing an unfinished
+/* Writing: create, declare metadata and every tensor, then their data in the declared order, each
+ * in one piece or several, then finish, which publishes the file atomically. Freeing an unfinished
  * writer removes its temporary. */
 pk_status pk_safetensors_writer_create(const char *path, pk_safetensors_writer **writer);
 pk_status pk_safetensors_writer_metadata(pk_safetensors_writer *writer, const char *key,
@@ -353,22 +358,23 @@ void pk_safetensors_writer_free(pk_safetensors_writer *writer);
  * several readers and threads may share it. */
 typedef struct pk_tokens pk_tokens;
 
-/* count ids of width bytes (2: u16, 4: u32) that the caller keeps for as long as the result is used;
- * ids must be below vocabulary, which is checked where they are read. Owned. */
+/* count ids of width bytes (2: u16, 4: u32) that the caller keeps for as long as the result is
+ * used; ids must be below vocabulary, which is checked where they are read. Owned. */
 pk_status pk_tokens_from_memory(const void *ids, int64_t count, int width, int64_t vocabulary,
                                 pk_tokens **tokens);
 void pk_tokens_free(pk_tokens *tokens);
 int64_t pk_tokens_count(const pk_tokens *tokens);
 
-/* Ids first .. first+count-1. Errors: a range outside the sequence; of a cache: a file that is missing,
- * shorter or longer than the manifest says, damaged, or holds an id outside the vocabulary. */
+/* Ids first .. first+count-1. Errors: a range outside the sequence; of a cache: a file that is
+ * missing, shorter or longer than the manifest says, damaged, or holds an id outside the
+ * vocabulary. */
 pk_status pk_tokens_read(const pk_tokens *tokens, int64_t first, int64_t count, int32_t *ids);
 
 /* A token cache: a folder with a manifest.json of version 1 and shards of ids. */
 typedef struct pk_cache pk_cache;
 
-/* Opens a cache: checks the manifest, its identity, and that every shard is there with its size. Owned.
- * Errors name the file or key and both values. */
+/* Opens a cache: checks the manifest, its identity, and that every shard is there with its size.
+ * Owned. Errors name the file or key and both values. */
 pk_status pk_cache_open(const char *folder, pk_cache **cache);
 void pk_cache_free(pk_cache *cache);
 
@@ -376,12 +382,12 @@ void pk_cache_free(pk_cache *cache);
 const char *pk_cache_manifest(const pk_cache *cache, int64_t *bytes);
 const pk_tokens *pk_cache_split(const pk_cache *cache, const char *split);
 
-/* Reads everything: the SHA-256 of every file, every id, and of each split with tokens_sha256 that of its
- * tokens. */
+/* Reads everything: the SHA-256 of every file, every id, and of each split with tokens_sha256 that
+ * of its tokens. */
 pk_status pk_cache_verify(const pk_cache *cache);
 
-/* Training batches without end: sample k is the ids kT .. kT+T, T inputs and T targets. See docs/data.md
- * for their order, which depends on these options alone. */
+/* Training batches without end: sample k is the ids kT .. kT+T, T inputs and T targets. See
+ * docs/data.md for their order, which depends on these options alone. */
 typedef struct pk_loader pk_loader;
 
 typedef struct pk_loader_options {
@@ -390,8 +396,9 @@ typedef struct pk_loader_options {
   int64_t micro_batch_size; /* sequences per worker and micro-step, B */
   int64_t accumulation;     /* micro-steps per batch, M */
   int64_t limit_tokens;     /* only this many first tokens are used; 0: all */
-  int64_t buffer_bytes;     /* ids that are shuffled together and held in memory; prefetch holds twice that */
-  int64_t cursor;           /* samples of the endless stream that were taken before */
+  int64_t buffer_bytes; /* ids that are shuffled together and held in memory; prefetch holds twice
+                           that */
+  int64_t cursor;       /* samples of the endless stream that were taken before */
   uint64_t seed;
   int32_t prefetch; /* 1: a thread reads ahead */
 } pk_loader_options;
@@ -405,8 +412,8 @@ pk_status pk_loader_create(const pk_tokens *tokens, pk_loader **loader,
 /* Stops and joins the thread. */
 void pk_loader_free(pk_loader *loader);
 
-/* The next M*N*B samples as arrays [M][N, B, T]: sample r of a batch goes to worker r mod N, row r div N.
- * After an error every later call returns it again. */
+/* The next M*N*B samples as arrays [M][N, B, T]: sample r of a batch goes to worker r mod N, row r
+ * div N. After an error every later call returns it again. */
 pk_status pk_loader_next(pk_loader *loader, int32_t *tokens, int32_t *targets);
 
 /* Samples taken so far: the cursor with which a new loader goes on from here. */
@@ -416,8 +423,8 @@ int64_t pk_loader_cursor(const pk_loader *loader);
 int64_t pk_loader_samples(const pk_loader *loader);
 int64_t pk_loader_ranges(const pk_loader *loader);
 
-/* Evaluation blocks: all ids in order, once; block k has the inputs kT .. kT+T-1, and the last one is
- * padded with inputs 0 and targets -100. */
+/* Evaluation blocks: all ids in order, once; block k has the inputs kT .. kT+T-1, and the last one
+ * is padded with inputs 0 and targets -100. */
 typedef struct pk_blocks pk_blocks;
 
 typedef struct pk_blocks_options {
@@ -432,8 +439,8 @@ pk_status pk_blocks_create(const pk_tokens *tokens, pk_blocks **blocks,
                            const pk_blocks_options *options);
 void pk_blocks_free(pk_blocks *blocks);
 
-/* The next blocks as arrays [batch_size, T]; *rows says how many are real (the others are padding), 0
- * at the end, after which the stream begins again. */
+/* The next blocks as arrays [batch_size, T]; *rows says how many are real (the others are padding),
+ * 0 at the end, after which the stream begins again. */
 pk_status pk_blocks_next(pk_blocks *blocks, int32_t *tokens, int32_t *targets, int64_t *rows);
 
 /* How many blocks the stream hands out, and how many there are. */
@@ -445,13 +452,14 @@ int64_t pk_blocks_total(const pk_blocks *blocks);
 typedef struct pk_tokenizer pk_tokenizer;
 
 /* spec is "bytes" (ids 0 .. 255 and 256 for the end of a document) or the path of a SentencePiece
- * model, which must have a piece for the end of a text. Owned; may be used by many threads at once. */
+ * model, which must have a piece for the end of a text. Owned; may be used by many threads at once.
+ */
 pk_status pk_tokenizer_open(const char *spec, pk_tokenizer **tokenizer);
 void pk_tokenizer_free(pk_tokenizer *tokenizer);
 
 int64_t pk_tokenizer_vocab_size(const pk_tokenizer *tokenizer);
 int64_t pk_tokenizer_eos(const pk_tokenizer *tokenizer);
-int64_t pk_tokenizer_unknown(const pk_tokenizer *tokenizer); /* -1 if there is none */
+int64_t pk_tokenizer_unknown(const pk_tokenizer *tokenizer);  /* -1 if there is none */
 const char *pk_tokenizer_kind(const pk_tokenizer *tokenizer); /* "bytes" or "sentencepiece" */
 /* SHA-256 of the model file, or "" for bytes. Borrowed. */
 const char *pk_tokenizer_sha256(const pk_tokenizer *tokenizer);
@@ -473,23 +481,23 @@ char *pk_tokenizer_piece(const pk_tokenizer *tokenizer, int64_t id);
 /* --- preparing a token cache ---------------------------------------------------------------- */
 
 typedef struct pk_prepare_options {
-  const char *tokenizer;   /* as in pk_tokenizer_open */
-  const char *output;      /* the folder that will be there when all is done */
+  const char *tokenizer;    /* as in pk_tokenizer_open */
+  const char *output;       /* the folder that will be there when all is done */
   const char *const *train; /* files of documents, in order */
   const char *const *validation;
   int64_t train_count;
   int64_t validation_count;
-  const char *field;          /* key of the text in JSON objects */
-  int64_t workers;            /* threads that tokenize; 0: one per core. Any number gives the same tokens */
+  const char *field; /* key of the text in JSON objects */
+  int64_t workers;   /* threads that tokenize; 0: one per core. Any number gives the same tokens */
   int64_t shuffle_seed;
-  int64_t shuffle_buffer;     /* documents shuffled together; 1 keeps their order */
-  int64_t shuffle_bytes;      /* and at most this much text */
+  int64_t shuffle_buffer; /* documents shuffled together; 1 keeps their order */
+  int64_t shuffle_bytes;  /* and at most this much text */
   int64_t shard_tokens;
-  int64_t max_train_tokens;   /* 0: all */
+  int64_t max_train_tokens; /* 0: all */
   int64_t max_validation_tokens;
-  int32_t zstd_level;         /* 0: shards are not compressed */
-  int32_t text_unit;          /* a document of a .txt file is 0 the file, 1 a line, 2 a paragraph */
-  int32_t skip_bad;           /* 1: bad documents are skipped and counted; 0: they end it all */
+  int32_t zstd_level; /* 0: shards are not compressed */
+  int32_t text_unit;  /* a document of a .txt file is 0 the file, 1 a line, 2 a paragraph */
+  int32_t skip_bad;   /* 1: bad documents are skipped and counted; 0: they end it all */
 } pk_prepare_options;
 
 typedef struct pk_prepare_progress {
@@ -504,7 +512,7 @@ typedef struct pk_prepare_progress {
   int64_t empty[2];     /* documents without text */
   int64_t replaced[2];  /* surrogates alone that became U+FFFD */
   int64_t text_bytes[2];
-  int32_t complete[2];  /* 0 if a limit of tokens cut the split off; final when finished */
+  int32_t complete[2]; /* 0 if a limit of tokens cut the split off; final when finished */
 } pk_prepare_progress;
 
 /* A running preparation. */
@@ -520,8 +528,8 @@ pk_status pk_prepare_start(const pk_prepare_options *options, pk_prepare **prepa
 /* Waits at most so many seconds for the end and reads the counts. */
 void pk_prepare_poll(pk_prepare *prepare, double seconds, pk_prepare_progress *progress);
 
-/* A message about a skipped document that was not read yet (the first 20 are kept), or NULL; free it
- * with pk_bytes_free. */
+/* A message about a skipped document that was not read yet (the first 20 are kept), or NULL; free
+ * it with pk_bytes_free. */
 char *pk_prepare_note(pk_prepare *prepare);
 
 /* Waits for the threads and publishes the cache: the folder appears whole, its files read-only. On
@@ -531,12 +539,12 @@ pk_status pk_prepare_finish(pk_prepare *prepare);
 /* Stops what has not finished, and removes what it wrote. */
 void pk_prepare_free(pk_prepare *prepare);
 
-/* The paths that match a shell pattern, sorted, each followed by a newline; free with pk_bytes_free. A
- * path without wildcards is taken as it is. Errors: nothing matches a pattern. */
+/* The paths that match a shell pattern, sorted, each followed by a newline; free with
+ * pk_bytes_free. A path without wildcards is taken as it is. Errors: nothing matches a pattern. */
 pk_status pk_glob(const char *pattern, char **paths);
 
-/* SHA-256, as 64 digits and a NUL, of files' contents one after the other, and their bytes; decompress
- * = 1 takes gzip and zstd files for what is in them. */
+/* SHA-256, as 64 digits and a NUL, of files' contents one after the other, and their bytes;
+ * decompress = 1 takes gzip and zstd files for what is in them. */
 pk_status pk_files_sha256(const char *const *paths, int64_t count, int decompress, char *digits,
                           int64_t *bytes);
 
