@@ -77,9 +77,14 @@ typedef struct pk_call {
   const pk_tensor *inputs[PK_MAX_INPUTS];
   pk_tensor *outputs[PK_MAX_OUTPUTS];
   pk_attributes attributes;
+  void *workspace; /* as many bytes as the device's workspace rule says, or NULL for 0 */
 } pk_call;
 
 typedef pk_status (*pk_kernel)(const pk_call *call);
+
+/* Bytes of scratch memory that a kernel wants for a call, from shapes, dtypes and attributes alone, so that
+ * memory can be planned without running. */
+typedef int64_t (*pk_workspace_rule)(const pk_call *call);
 
 typedef struct pk_device pk_device;
 
@@ -93,6 +98,7 @@ struct pk_device {
   int64_t threads;
   int64_t memory_available; /* bytes it could give at creation */
   const pk_kernel *kernels; /* [PK_OP_COUNT]; NULL where an operation is missing */
+  const pk_workspace_rule *workspaces; /* [PK_OP_COUNT]; NULL where none is wanted */
   pk_status (*allocate)(pk_device *device, int64_t bytes, void **memory); /* 64-byte aligned */
   void (*release)(pk_device *device, void *memory, int64_t bytes);
   pk_status (*zero)(pk_device *device, void *memory, int64_t bytes);

@@ -184,13 +184,21 @@ static pk_status share(pk_call *call, const pk_shape *shape) {
   return pk_tensor_view(input, &call->outputs[0], shape->rank, shape->extents, stride, 0);
 }
 
-static pk_status run_kernel(const pk_call *call, const pk_op_info *info) {
-  pk_kernel kernel = call->context->device->kernels[call->op];
+/* Runs the kernel with the workspace that it wants. */
+static pk_status run_kernel(pk_call *call, const pk_op_info *info) {
+  const pk_device *device = call->context->device;
+  pk_kernel kernel = device->kernels[call->op];
   if (!kernel) {
-    return pk_fail(PK_UNSUPPORTED, "%s is not available on device %s", info->name,
-                   call->context->device->name);
+    return pk_fail(PK_UNSUPPORTED, "%s is not available on device %s", info->name, device->name);
   }
-  return kernel(call);
+  pk_workspace_rule rule = device->workspaces[call->op];
+  int64_t bytes = rule ? rule(call) : 0;
+  if (bytes == 0) return kernel(call);
+  pk_status status = pk_memory_take(call->context, bytes, PK_WORKSPACE, &call->workspace);
+  if (status != PK_OK) return pk_fail_within(status, "%s", info->name);
+  status = kernel(call);
+  pk_memory_give(call->context, call->workspace, bytes, PK_WORKSPACE);
+  return status;
 }
 
 static pk_status run_call(pk_call *call, const pk_op_info *info, unsigned *made) {

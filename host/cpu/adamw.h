@@ -147,26 +147,22 @@ static inline pk_mixing pk_mixing_read(const pk_tensor *matrix, void *memory) {
   return mixing;
 }
 
-/* Memory that mixing works in: the matrix without zeros, and the mixed columns of each thread. */
+/* Workspace that mixing works in: the matrix without zeros, and the mixed columns of each thread.
+ */
 typedef struct pk_update_scratch {
   void *mixing;
   char *columns; /* [threads, N, pk_update_columns] */
-  int64_t bytes;
 } pk_update_scratch;
 
-static inline pk_status pk_update_scratch_take(const pk_call *call, const pk_tensor *x,
-                                               pk_update_scratch *scratch) {
-  int64_t workers = x->shape[0], matrix = (pk_mixing_bytes(workers) + 63) / 64 * 64;
-  int64_t columns = workers * pk_update_columns(x) * pk_dtype_size(x->dtype);
-  scratch->bytes = matrix + pk_threads_count(pk_cpu_threads(call)) * columns;
-  pk_status status = pk_memory_take(call->context, scratch->bytes, PK_WORKSPACE, &scratch->mixing);
-  if (status != PK_OK) return status;
-  scratch->columns = (char *)scratch->mixing + matrix;
-  return PK_OK;
+static inline int64_t pk_update_workspace(const pk_call *call, const pk_tensor *x) {
+  int64_t columns = x->shape[0] * pk_update_columns(x) * pk_dtype_size(x->dtype);
+  return pk_aligned(pk_mixing_bytes(x->shape[0])) +
+         pk_threads_count(pk_cpu_threads(call)) * columns;
 }
 
-static inline void pk_update_scratch_give(const pk_call *call, const pk_update_scratch *scratch) {
-  pk_memory_give(call->context, scratch->mixing, scratch->bytes, PK_WORKSPACE);
+static inline pk_update_scratch pk_update_scratch_of(const pk_call *call, const pk_tensor *x) {
+  char *columns = (char *)call->workspace + pk_aligned(pk_mixing_bytes(x->shape[0]));
+  return (pk_update_scratch){.mixing = call->workspace, .columns = columns};
 }
 
 enum { PK_MIX_TILE = 16 }; /* columns whose sums stay in registers */

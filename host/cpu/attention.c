@@ -127,46 +127,59 @@ static attention_job job_of(const pk_call *call, const pk_tensor *q) {
                          .is_f64 = q->dtype == PK_F64};
 }
 
-/* Runs every head with `panels` score panels per thread, and gives the operands back. */
-static pk_status run(const pk_call *call, attention_job *job, pk_status status, int panels,
+static int64_t panel_bytes(const pk_tensor *q, int panels) {
+  return panels * ROWS * q->shape[2] * (q->dtype == PK_F64 ? 8 : 4);
+}
+
+/* Runs every head with `panels` score panels per thread, which lie in workspace. */
+static pk_status run(const pk_call *call, attention_job *job, int panels, char *workspace,
                      pk_piece piece) {
-  pk_threads *threads = pk_cpu_threads(call);
-  int64_t heads = call->inputs[0]->shape[0] * job->sequences * job->heads, bytes = 0;
-  void *memory = NULL;
-  if (status == PK_OK) {
-    job->panel_bytes = panels * ROWS * job->length * (job->is_f64 ? 8 : 4);
-    bytes = pk_threads_count(threads) * job->panel_bytes;
-    status = pk_memory_take(call->context, bytes, PK_WORKSPACE, &memory);
-  }
-  if (status == PK_OK) {
-    job->panels = memory;
-    pk_parallel_for(threads, heads, piece, job);
-  }
-  pk_memory_give(call->context, memory, bytes, PK_WORKSPACE);
-  for (int i = 0; i < OPERANDS; i++) PK_KERNEL(operand_give)(call, &job->in[i]);
-  return status;
+  int64_t heads = call->inputs[0]->shape[0] * job->sequences * job->heads;
+  job->panel_bytes = panels * ROWS * job->length * (job->is_f64 ? 8 : 4);
+  job->panels = workspace;
+  pk_parallel_for(pk_cpu_threads(call), heads, piece, job);
+  return PK_OK;
+}
+
+int64_t PK_WORKSPACE_OF(attention)(const pk_call *call) {
+  int64_t bytes = pk_threads_count(pk_cpu_threads(call)) * panel_bytes(call->inputs[0], 1);
+  for (int i = Q; i <= V; i++) bytes += pk_operand_bytes(call->inputs[i], false);
+  return bytes;
 }
 
 pk_status PK_KERNEL(attention)(const pk_call *call) {
   attention_job job = job_of(call, call->inputs[0]);
-  pk_status status = PK_OK;
-  for (int i = Q; i <= V && status == PK_OK; i++)
-    status = PK_KERNEL(operand_take)(call, call->inputs[i], false, &job.in[i]);
+  char *workspace = call->workspace;
+  for (int i = Q; i <= V; i++)
+    job.in[i] = PK_KERNEL(operand)(call, call->inputs[i], false, &workspace);
   job.out[0] = call->outputs[0];
   job.out[1] = call->outputs[1];
-  return run(call, &job, status, 1, forward_piece);
+  return run(call, &job, 1, workspace, forward_piece);
+}
+
+/* Which input of attention_grad is which operand. */
+static const int places[OPERANDS] = {[Q] = 1, [K] = 2, [V] = 3, [G] = 0, [O] = 4, [LSE] = 5};
+
+/* Whether an operand is f32 and takes part in products of bf16: g. */
+static bool rounds_first(const pk_call *call, int operand) {
+  return operand == G && call->inputs[1]->dtype == PK_BF16;
+}
+
+int64_t PK_WORKSPACE_OF(attention_grad)(const pk_call *call) {
+  int64_t bytes = pk_threads_count(pk_cpu_threads(call)) * panel_bytes(call->inputs[1], 2);
+  for (int i = 0; i < OPERANDS; i++)
+    bytes += pk_operand_bytes(call->inputs[places[i]], rounds_first(call, i));
+  return bytes;
 }
 
 pk_status PK_KERNEL(attention_grad)(const pk_call *call) {
-  static const int places[OPERANDS] = {[Q] = 1, [K] = 2, [V] = 3, [G] = 0, [O] = 4, [LSE] = 5};
   attention_job job = job_of(call, call->inputs[1]);
-  pk_status status = PK_OK;
-  for (int i = 0; i < OPERANDS && status == PK_OK; i++) {
-    bool round = i == G && job.rounds;
-    status = PK_KERNEL(operand_take)(call, call->inputs[places[i]], round, &job.in[i]);
-  }
+  char *workspace = call->workspace;
+  for (int i = 0; i < OPERANDS; i++)
+    job.in[i] =
+        PK_KERNEL(operand)(call, call->inputs[places[i]], rounds_first(call, i), &workspace);
   job.full_g = pk_tensor_data(call->inputs[0]);
   job.full_g_stride = call->inputs[0]->stride;
   for (int o = 0; o < 3; o++) job.out[o] = call->outputs[o];
-  return run(call, &job, status, 2, backward_piece);
+  return run(call, &job, 2, workspace, backward_piece);
 }

@@ -25,13 +25,16 @@ typedef struct instruction_set {
   const char *name;  /* what PACKLUA_ISA says */
   const char *title; /* what people call it */
   const pk_kernel *kernels;
+  const pk_workspace_rule *workspaces;
 } instruction_set;
 
 #if defined(__x86_64__)
 extern const pk_kernel pk_cpu_kernels_v2[], pk_cpu_kernels_v3[], pk_cpu_kernels_v4[];
-static const instruction_set sets[] = {{"v2", "sse4.2", pk_cpu_kernels_v2},
-                                       {"v3", "avx2", pk_cpu_kernels_v3},
-                                       {"v4", "avx512", pk_cpu_kernels_v4}};
+extern const pk_workspace_rule pk_cpu_workspaces_v2[], pk_cpu_workspaces_v3[],
+    pk_cpu_workspaces_v4[];
+static const instruction_set sets[] = {{"v2", "sse4.2", pk_cpu_kernels_v2, pk_cpu_workspaces_v2},
+                                       {"v3", "avx2", pk_cpu_kernels_v3, pk_cpu_workspaces_v3},
+                                       {"v4", "avx512", pk_cpu_kernels_v4, pk_cpu_workspaces_v4}};
 
 /* The index of the best set that this processor has. */
 static int best_set(void) {
@@ -44,7 +47,9 @@ static int best_set(void) {
 }
 #else
 extern const pk_kernel pk_cpu_kernels_neon[];
-static const instruction_set sets[] = {{"neon", "neon", pk_cpu_kernels_neon}};
+extern const pk_workspace_rule pk_cpu_workspaces_neon[];
+static const instruction_set sets[] = {
+    {"neon", "neon", pk_cpu_kernels_neon, pk_cpu_workspaces_neon}};
 
 static int best_set(void) {
   return 0;
@@ -228,6 +233,7 @@ pk_status pk_cpu_device_create(pk_device **device, int64_t threads) {
       .threads = count,
       .memory_available = memory_available(),
       .kernels = set->kernels,
+      .workspaces = set->workspaces,
       .allocate = allocate,
       .release = release,
       .zero = zero,

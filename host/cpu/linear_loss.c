@@ -74,8 +74,9 @@ static void forward_piece(void *argument, int64_t piece, int thread) {
     forward_rows_f32(job, worker, first, rows, logits);
 }
 
-/* Checks targets and reads the operands, from input `from` on: x, weight, targets. */
-static pk_status begin(const pk_call *call, int from, linear_job *job) {
+/* Checks targets and reads the operands, from input `from` on: x, weight, targets. *workspace moves
+ * on. */
+static pk_status begin(const pk_call *call, int from, linear_job *job, char **workspace) {
   const pk_tensor *x = call->inputs[from], *weight = call->inputs[from + 1];
   *job = (linear_job){.targets = call->inputs[from + 2],
                       .rows = x->shape[1],
@@ -86,35 +87,44 @@ static pk_status begin(const pk_call *call, int from, linear_job *job) {
                       .rounds = x->dtype == PK_BF16,
                       .is_f64 = x->dtype == PK_F64};
   pk_status status = PK_KERNEL(check_targets)(call, job->targets, job->vocabulary);
-  if (status == PK_OK) status = PK_KERNEL(operand_take)(call, x, false, &job->x);
-  if (status == PK_OK) status = PK_KERNEL(operand_take)(call, weight, false, &job->weight);
-  return status;
+  if (status != PK_OK) return status;
+  job->x = PK_KERNEL(operand)(call, x, false, workspace);
+  job->weight = PK_KERNEL(operand)(call, weight, false, workspace);
+  return PK_OK;
 }
 
-static void end(const pk_call *call, linear_job *job) {
-  PK_KERNEL(operand_give)(call, &job->x);
-  PK_KERNEL(operand_give)(call, &job->weight);
+/* Workspace of the operands x and weight, from input `from` on. */
+static int64_t operand_bytes(const pk_call *call, int from) {
+  return pk_operand_bytes(call->inputs[from], false) +
+         pk_operand_bytes(call->inputs[from + 1], false);
+}
+
+static int64_t element_size(const pk_tensor *x) {
+  return x->dtype == PK_F64 ? 8 : 4;
+}
+
+static int64_t forward_scratch(const pk_call *call) {
+  int64_t threads = pk_threads_count(pk_cpu_threads(call));
+  return threads * FORWARD_ROWS * TOKENS * element_size(call->inputs[0]);
+}
+
+int64_t PK_WORKSPACE_OF(linear_cross_entropy)(const pk_call *call) {
+  int64_t picked = call->inputs[2]->numel * (int64_t)sizeof(double);
+  return operand_bytes(call, 0) + forward_scratch(call) + picked;
 }
 
 pk_status PK_KERNEL(linear_cross_entropy)(const pk_call *call) {
   linear_job job;
-  pk_threads *threads = pk_cpu_threads(call);
-  pk_status status = begin(call, 0, &job);
+  char *workspace = call->workspace;
+  pk_status status = begin(call, 0, &job, &workspace);
+  if (status != PK_OK) return status;
   job.lse = call->outputs[2];
+  job.scratch = workspace;
+  job.picked = (double *)(workspace + forward_scratch(call));
   int64_t workers = call->inputs[0]->shape[0];
-  int64_t scratch = pk_threads_count(threads) * FORWARD_ROWS * TOKENS * size_of(&job);
-  int64_t bytes = scratch + workers * job.rows * (int64_t)sizeof(double);
-  void *memory = NULL;
-  if (status == PK_OK) status = pk_memory_take(call->context, bytes, PK_WORKSPACE, &memory);
-  if (status == PK_OK) {
-    job.scratch = memory;
-    job.picked = (double *)(job.scratch + scratch);
-    pk_parallel_for(threads, workers * job.blocks, forward_piece, &job);
-    PK_KERNEL(sum_losses)(job.targets, job.lse, job.picked, call->outputs[0], call->outputs[1]);
-    pk_memory_give(call->context, memory, bytes, PK_WORKSPACE);
-  }
-  end(call, &job);
-  return status;
+  pk_parallel_for(pk_cpu_threads(call), workers * job.blocks, forward_piece, &job);
+  PK_KERNEL(sum_losses)(job.targets, job.lse, job.picked, call->outputs[0], call->outputs[1]);
+  return PK_OK;
 }
 
 static void tile_piece(void *argument, int64_t piece, int thread) {
@@ -155,26 +165,26 @@ static void backward_chunk(pk_threads *threads, linear_job *job, int64_t worker,
   pk_parallel_for(threads, job->tiles + row_pieces, product_piece, job);
 }
 
+int64_t PK_WORKSPACE_OF(linear_cross_entropy_grad)(const pk_call *call) {
+  const pk_tensor *x = call->inputs[1], *weight = call->inputs[2];
+  return operand_bytes(call, 1) + CHUNK_ROWS * weight->shape[1] * element_size(x);
+}
+
 pk_status PK_KERNEL(linear_cross_entropy_grad)(const pk_call *call) {
   linear_job job;
-  pk_threads *threads = pk_cpu_threads(call);
-  pk_status status = begin(call, 1, &job);
+  char *workspace = call->workspace;
+  pk_status status = begin(call, 1, &job, &workspace);
+  if (status != PK_OK) return status;
   job.g = call->inputs[0];
   job.lse = call->inputs[4];
   job.x_grad = call->outputs[0];
   job.weight_grad = call->outputs[1];
   job.accumulate_x = call->attributes.accumulate & 1;
   job.accumulate_weight = call->attributes.accumulate & 2;
-  int64_t bytes = CHUNK_ROWS * job.vocabulary * size_of(&job);
-  void *memory = NULL;
-  if (status == PK_OK) status = pk_memory_take(call->context, bytes, PK_WORKSPACE, &memory);
-  if (status == PK_OK) {
-    job.chunk = memory;
-    for (int64_t worker = 0; worker < call->inputs[1]->shape[0]; worker++)
-      for (int64_t first = 0; first < job.rows; first += CHUNK_ROWS)
-        backward_chunk(threads, &job, worker, first);
-    pk_memory_give(call->context, memory, bytes, PK_WORKSPACE);
-  }
-  end(call, &job);
-  return status;
+  job.chunk = workspace;
+  pk_threads *threads = pk_cpu_threads(call);
+  for (int64_t worker = 0; worker < call->inputs[1]->shape[0]; worker++)
+    for (int64_t first = 0; first < job.rows; first += CHUNK_ROWS)
+      backward_chunk(threads, &job, worker, first);
+  return PK_OK;
 }

@@ -93,20 +93,19 @@ static loss_job job_of(const pk_tensor *logits, const pk_tensor *targets) {
                     .blocks = (logits->shape[1] + ROWS - 1) / ROWS};
 }
 
+int64_t PK_WORKSPACE_OF(cross_entropy)(const pk_call *call) {
+  return call->inputs[1]->numel * (int64_t)sizeof(double);
+}
+
 pk_status PK_KERNEL(cross_entropy)(const pk_call *call) {
   const pk_tensor *logits = call->inputs[0], *targets = call->inputs[1];
   loss_job job = job_of(logits, targets);
   job.lse = call->outputs[2];
   pk_status status = PK_KERNEL(check_targets)(call, targets, job.vocabulary);
   if (status != PK_OK) return status;
-  int64_t bytes = logits->shape[0] * job.rows * (int64_t)sizeof(double);
-  void *memory;
-  status = pk_memory_take(call->context, bytes, PK_WORKSPACE, &memory);
-  if (status != PK_OK) return status;
-  job.picked = memory;
+  job.picked = call->workspace;
   pk_parallel_for(pk_cpu_threads(call), logits->shape[0] * job.blocks, forward_piece, &job);
   PK_KERNEL(sum_losses)(targets, job.lse, job.picked, call->outputs[0], call->outputs[1]);
-  pk_memory_give(call->context, memory, bytes, PK_WORKSPACE);
   return PK_OK;
 }
 

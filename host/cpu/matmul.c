@@ -46,6 +46,10 @@ static int64_t row_stride(const pk_tensor *tensor, int64_t stride) {
   return tensor->rank == 2 ? stride : tensor->shape[2];
 }
 
+int64_t PK_WORKSPACE_OF(matmul)(const pk_call *call) {
+  return pk_operand_bytes(call->inputs[0], false) + pk_operand_bytes(call->inputs[1], false);
+}
+
 pk_status PK_KERNEL(matmul)(const pk_call *call) {
   const pk_tensor *a = call->inputs[0], *b = call->inputs[1], *c = call->outputs[0];
   bool batched = c->rank == 3;
@@ -62,16 +66,13 @@ pk_status PK_KERNEL(matmul)(const pk_call *call) {
   job.row_tiles = (job.m + job.tile_rows - 1) / job.tile_rows;
   job.column_tiles = (job.p + TILE_COLUMNS - 1) / TILE_COLUMNS;
   int64_t batch = batched ? c->shape[0] : 1;
-  pk_status status = PK_KERNEL(operand_take)(call, a, false, &job.a);
-  if (status == PK_OK) status = PK_KERNEL(operand_take)(call, b, false, &job.b);
-  if (status == PK_OK) {
-    job.lda = row_stride(a, job.a.stride);
-    job.ldb = row_stride(b, job.b.stride);
-    job.ldc = row_stride(c, c->stride);
-    pk_parallel_for(pk_cpu_threads(call), batch * job.row_tiles * job.column_tiles, matmul_piece,
-                    &job);
-  }
-  PK_KERNEL(operand_give)(call, &job.a);
-  PK_KERNEL(operand_give)(call, &job.b);
-  return status;
+  char *workspace = call->workspace;
+  job.a = PK_KERNEL(operand)(call, a, false, &workspace);
+  job.b = PK_KERNEL(operand)(call, b, false, &workspace);
+  job.lda = row_stride(a, job.a.stride);
+  job.ldb = row_stride(b, job.b.stride);
+  job.ldc = row_stride(c, c->stride);
+  pk_parallel_for(pk_cpu_threads(call), batch * job.row_tiles * job.column_tiles, matmul_piece,
+                  &job);
+  return PK_OK;
 }

@@ -80,6 +80,13 @@ static void norm_grad_piece(void *argument, int64_t piece, int thread) {
     norm_grad_rows_f32(job, worker, first, end_of(job, first), (float *)partial, (float *)scratch);
 }
 
+int64_t PK_WORKSPACE_OF(rmsnorm_grad)(const pk_call *call) {
+  const pk_tensor *x = call->inputs[1];
+  int64_t pieces = x->shape[0] * ((x->shape[1] + ROWS - 1) / ROWS);
+  int64_t rows = pieces + pk_threads_count(pk_cpu_threads(call));
+  return rows * x->shape[2] * pk_dtype_size(x->dtype);
+}
+
 pk_status PK_KERNEL(rmsnorm_grad)(const pk_call *call) {
   const pk_tensor *g = call->inputs[0], *x = call->inputs[1], *rstd = call->inputs[3];
   pk_tensor *x_grad = call->outputs[0], *weight_grad = call->outputs[1];
@@ -94,21 +101,15 @@ pk_status PK_KERNEL(rmsnorm_grad)(const pk_call *call) {
   job.accumulate_x = call->attributes.accumulate & 1;
   job.accumulate_weight = call->attributes.accumulate & 2;
 
-  pk_threads *threads = pk_cpu_threads(call);
   int64_t pieces = x->shape[0] * job.blocks, size = pk_dtype_size(x->dtype);
-  int64_t bytes = (pieces + pk_threads_count(threads)) * job.width * size;
-  void *memory;
-  pk_status status = pk_memory_take(call->context, bytes, PK_WORKSPACE, &memory);
-  if (status != PK_OK) return status;
-  job.partials = memory;
-  job.scratch = (char *)memory + pieces * job.width * size;
-  pk_parallel_for(threads, pieces, norm_grad_piece, &job);
+  job.partials = call->workspace;
+  job.scratch = (char *)call->workspace + pieces * job.width * size;
+  pk_parallel_for(pk_cpu_threads(call), pieces, norm_grad_piece, &job);
   for (int64_t worker = 0; worker < x->shape[0]; worker++) {
     if (job.is_f64)
       add_partials_f64(&job, pk_tensor_data(weight_grad), worker);
     else
       add_partials_f32(&job, pk_tensor_data(weight_grad), worker);
   }
-  pk_memory_give(call->context, memory, bytes, PK_WORKSPACE);
   return PK_OK;
 }

@@ -27,24 +27,14 @@ static void widen_piece(void *argument, int64_t piece, int thread) {
   }
 }
 
-pk_status PK_KERNEL(operand_take)(const pk_call *call, const pk_tensor *tensor, bool round,
-                                  pk_operand *operand) {
-  *operand = (pk_operand){.data = pk_tensor_data(tensor), .stride = tensor->stride};
-  if (tensor->dtype != PK_BF16 && !round) return PK_OK;
-  int64_t bytes = tensor->numel * (int64_t)sizeof(float);
-  pk_status status = pk_memory_take(call->context, bytes, PK_WORKSPACE, &operand->copy);
-  if (status != PK_OK) return status;
-  operand->bytes = bytes;
-  operand->data = operand->copy;
-  operand->stride = pk_tensor_inner(tensor);
-  widen_job job = {.tensor = tensor, .copy = operand->copy, .inner = operand->stride};
+pk_operand PK_KERNEL(operand)(const pk_call *call, const pk_tensor *tensor, bool round,
+                              char **workspace) {
+  int64_t bytes = pk_operand_bytes(tensor, round);
+  if (bytes == 0) return (pk_operand){.data = pk_tensor_data(tensor), .stride = tensor->stride};
+  widen_job job = {.tensor = tensor, .copy = (float *)*workspace, .inner = pk_tensor_inner(tensor)};
+  *workspace += bytes;
   job.pieces_per_row = (job.inner + PIECE - 1) / PIECE;
   int64_t rows = tensor->rank > 0 ? tensor->shape[0] : 1;
   pk_parallel_for(pk_cpu_threads(call), rows * job.pieces_per_row, widen_piece, &job);
-  return PK_OK;
-}
-
-void PK_KERNEL(operand_give)(const pk_call *call, pk_operand *operand) {
-  pk_memory_give(call->context, operand->copy, operand->bytes, PK_WORKSPACE);
-  operand->copy = NULL;
+  return (pk_operand){.data = job.copy, .stride = job.inner};
 }

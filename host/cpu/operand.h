@@ -9,14 +9,18 @@
 typedef struct pk_operand {
   const void *data;
   int64_t stride;
-  void *copy; /* workspace that holds the f32 copy of a bf16 tensor, or NULL */
-  int64_t bytes;
 } pk_operand;
 
+/* Workspace that reading a tensor as an operand takes: room for an f32 copy of a bf16 one, or, when
+ * round is set, of an f32 one. */
+static inline int64_t pk_operand_bytes(const pk_tensor *tensor, bool round) {
+  bool copied = tensor->dtype == PK_BF16 || round;
+  return copied ? pk_aligned(tensor->numel * (int64_t)sizeof(float)) : 0;
+}
+
 /* Reads f64 and f32 tensors in place; widens bf16 ones, or rounds f32 ones to bf16 values first
- * when round is set. Give it back with PK_KERNEL(operand_give), also after a failure. */
-pk_status PK_KERNEL(operand_take)(const pk_call *call, const pk_tensor *tensor, bool round,
-                                  pk_operand *operand);
-void PK_KERNEL(operand_give)(const pk_call *call, pk_operand *operand);
+ * when round is set, into *workspace, which moves on by pk_operand_bytes. */
+pk_operand PK_KERNEL(operand)(const pk_call *call, const pk_tensor *tensor, bool round,
+                              char **workspace);
 
 #endif

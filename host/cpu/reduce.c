@@ -192,26 +192,23 @@ static void plan(reduce_job *job) {
   job->units_per_piece = unit > 0 && unit < PIECE ? PIECE / unit : 1;
 }
 
+/* Room for the partial results of rows that are cut into chunks. */
+static int64_t partial_bytes(const reduce_job *job) {
+  return job->chunks > 1 ? job->chunks * job->results * (int64_t)sizeof(double) : 0;
+}
+
 static pk_status run(const pk_call *call, reduce_job *job) {
-  plan(job);
-  int64_t bytes = job->chunks > 1 ? job->chunks * job->results * (int64_t)sizeof(double) : 0;
-  if (bytes > 0) {
-    void *memory;
-    pk_status status = pk_memory_take(call->context, bytes, PK_WORKSPACE, &memory);
-    if (status != PK_OK) return status;
-    job->partial = memory;
-  }
+  job->partial = call->workspace;
   int64_t items = job->units * job->chunks;
   int64_t pieces = (items + job->units_per_piece - 1) / job->units_per_piece;
   pk_parallel_for(pk_cpu_threads(call), pieces, reduce_piece, job);
-  if (bytes == 0) return PK_OK;
+  if (job->chunks == 1) return PK_OK;
   for (int64_t result = 0; result < job->results; result++) {
     double total = job->partial[result];
     for (int64_t chunk = 1; chunk < job->chunks; chunk++)
       total = combine(job->largest, total, job->partial[chunk * job->results + result]);
     finish(job, result, total);
   }
-  pk_memory_give(call->context, job->partial, bytes, PK_WORKSPACE);
   return PK_OK;
 }
 
@@ -238,7 +235,7 @@ static reduce_job job_of(const pk_call *call, const pk_block *x, const pk_block 
                       .accumulate = call->attributes.accumulate != 0};
 }
 
-static pk_status over_axes(const pk_call *call) {
+static reduce_job over_axes(const pk_call *call) {
   const pk_attributes *attributes = &call->attributes;
   pk_block x = pk_block_of(call->inputs[0]), y = pk_block_of(call->outputs[0]);
   reduce_job job = job_of(call, &x, &y);
@@ -249,30 +246,67 @@ static pk_status over_axes(const pk_call *call) {
     next += !reduced || attributes->integers[0];
     if (reduced && call->op == PK_OP_mean) job.divisor *= (double)x.extents[d];
   }
+  plan(&job);
+  return job;
+}
+
+static pk_status run_over_axes(const pk_call *call) {
+  reduce_job job = over_axes(call);
   return run(call, &job);
 }
 
+static int64_t workspace_over_axes(const pk_call *call) {
+  reduce_job job = over_axes(call);
+  return partial_bytes(&job);
+}
+
 pk_status PK_KERNEL(sum)(const pk_call *call) {
-  return over_axes(call);
+  return run_over_axes(call);
 }
 
 pk_status PK_KERNEL(mean)(const pk_call *call) {
-  return over_axes(call);
+  return run_over_axes(call);
 }
 
 pk_status PK_KERNEL(maximum)(const pk_call *call) {
-  return over_axes(call);
+  return run_over_axes(call);
 }
 
-pk_status PK_KERNEL(sum_to)(const pk_call *call) {
+int64_t PK_WORKSPACE_OF(sum)(const pk_call *call) {
+  return workspace_over_axes(call);
+}
+
+int64_t PK_WORKSPACE_OF(mean)(const pk_call *call) {
+  return workspace_over_axes(call);
+}
+
+int64_t PK_WORKSPACE_OF(maximum)(const pk_call *call) {
+  return workspace_over_axes(call);
+}
+
+/* *any says whether anything is summed at all. */
+static reduce_job to_shape(const pk_call *call, bool *any) {
   pk_block x = pk_block_of(call->inputs[0]), y = pk_block_of(call->outputs[0]);
   reduce_job job = job_of(call, &x, &y);
-  bool any = false;
+  *any = false;
   for (int d = 0; d < x.rank; d++) {
     int target = d - (x.rank - y.rank);
     bool reduced = target < 0 || (y.extents[target] == 1 && x.extents[d] != 1);
-    any |= reduced;
+    *any |= reduced;
     sort_dimension(&job, &x, &y, d, reduced, target);
   }
+  plan(&job);
+  return job;
+}
+
+pk_status PK_KERNEL(sum_to)(const pk_call *call) {
+  bool any;
+  reduce_job job = to_shape(call, &any);
   return any ? run(call, &job) : PK_KERNEL(copy)(call);
+}
+
+int64_t PK_WORKSPACE_OF(sum_to)(const pk_call *call) {
+  bool any;
+  reduce_job job = to_shape(call, &any);
+  return any ? partial_bytes(&job) : 0;
 }

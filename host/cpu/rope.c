@@ -66,6 +66,11 @@ static void turn_piece(void *argument, int64_t piece, int thread) {
   }
 }
 
+int64_t PK_WORKSPACE_OF(rope)(const pk_call *call) {
+  const pk_tensor *x = call->inputs[0];
+  return x->shape[2] * x->shape[4] * (int64_t)sizeof(double);
+}
+
 pk_status PK_KERNEL(rope)(const pk_call *call) {
   const pk_tensor *x = call->inputs[0];
   rope_job job = {.x = x,
@@ -73,13 +78,8 @@ pk_status PK_KERNEL(rope)(const pk_call *call) {
                   .theta = call->attributes.numbers[0],
                   .inverse = call->attributes.integers[0]};
   int64_t positions = x->shape[2], rows = x->shape[1] * positions;
-  int64_t bytes = positions * x->shape[4] * (int64_t)sizeof(double);
-  void *memory;
-  pk_status status = pk_memory_take(call->context, bytes, PK_WORKSPACE, &memory);
-  if (status != PK_OK) return status;
-  job.table = memory;
+  job.table = call->workspace;
   pk_parallel_for(pk_cpu_threads(call), positions, table_piece, &job);
   pk_parallel_for(pk_cpu_threads(call), x->shape[0] * ((rows + ROWS - 1) / ROWS), turn_piece, &job);
-  pk_memory_give(call->context, memory, bytes, PK_WORKSPACE);
   return PK_OK;
 }

@@ -89,14 +89,14 @@ static double scaled_norm(const double *g, int64_t count, double plain) {
   return ldexp(sqrt(total), exponent);
 }
 
+int64_t PK_WORKSPACE_OF(gradient_norm)(const pk_call *call) {
+  return pieces_of(call->inputs[0]) * (int64_t)sizeof(double);
+}
+
 pk_status PK_KERNEL(gradient_norm)(const pk_call *call) {
   const pk_tensor *g = call->inputs[0], *norm = call->outputs[0];
   int64_t pieces = pieces_of(g), columns = pk_tensor_inner(g);
-  int64_t bytes = pieces * (int64_t)sizeof(double);
-  void *memory;
-  pk_status status = pk_memory_take(call->context, bytes, PK_WORKSPACE, &memory);
-  if (status != PK_OK) return status;
-  norm_job job = {.g = g, .partial = memory};
+  norm_job job = {.g = g, .partial = call->workspace};
   pk_parallel_for(pk_cpu_threads(call), pieces, norm_piece, &job);
   for (int64_t worker = 0; worker < g->shape[0]; worker++) {
     int64_t per_worker = pieces / g->shape[0];
@@ -109,7 +109,6 @@ pk_status PK_KERNEL(gradient_norm)(const pk_call *call) {
     ((double *)pk_tensor_data(norm))[worker * norm->stride] =
         result * fabs(pk_number_at(call->inputs[1], worker));
   }
-  pk_memory_give(call->context, memory, bytes, PK_WORKSPACE);
   return PK_OK;
 }
 
@@ -188,19 +187,20 @@ static void mix_piece(void *argument, int64_t piece, int thread) {
     memcpy(columns_of(x, i, first), mixed + i * job->columns * size, (size_t)(count * size));
 }
 
+int64_t PK_WORKSPACE_OF(mix)(const pk_call *call) {
+  return pk_update_workspace(call, call->inputs[0]);
+}
+
 pk_status PK_KERNEL(mix)(const pk_call *call) {
   const pk_tensor *x = call->inputs[0], *matrix = call->inputs[1], *guard = call->inputs[3];
   if (pk_is_stopped(guard)) return PK_OK;
-  pk_update_scratch scratch;
-  pk_status status = pk_update_scratch_take(call, x, &scratch);
-  if (status != PK_OK) return status;
+  pk_update_scratch scratch = pk_update_scratch_of(call, x);
   mix_job job = {.x = x,
                  .mixing = pk_mixing_read(matrix, scratch.mixing),
                  .scratch = scratch.columns,
                  .columns = pk_update_columns(x)};
   int64_t pieces = (pk_tensor_inner(x) + job.columns - 1) / job.columns;
   if (!job.mixing.identity) pk_parallel_for(pk_cpu_threads(call), pieces, mix_piece, &job);
-  pk_update_scratch_give(call, &scratch);
   pk_count_mixing(guard, call->inputs[2]);
   return PK_OK;
 }

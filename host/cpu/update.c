@@ -59,12 +59,14 @@ static void update_piece(void *argument, int64_t piece, int thread) {
   for (int64_t i = 0; job->half && i < workers; i++) write_half(job, i, first, count);
 }
 
+int64_t PK_WORKSPACE_OF(update)(const pk_call *call) {
+  return pk_update_workspace(call, call->inputs[0]);
+}
+
 pk_status PK_KERNEL(update)(const pk_call *call) {
   const pk_tensor *const *inputs = call->inputs, *scalars = inputs[8], *guard = inputs[9];
   if (pk_is_stopped(guard)) return PK_OK;
-  pk_update_scratch scratch;
-  pk_status status = pk_update_scratch_take(call, inputs[0], &scratch);
-  if (status != PK_OK) return status;
+  pk_update_scratch scratch = pk_update_scratch_of(call, inputs[0]);
   update_job job = {.x = inputs[0],
                     .g = inputs[1],
                     .m = inputs[2],
@@ -82,7 +84,6 @@ pk_status PK_KERNEL(update)(const pk_call *call) {
   job.mixes = !job.mixing.identity;
   int64_t pieces = (job.x->shape[1] + job.columns - 1) / job.columns;
   pk_parallel_for(pk_cpu_threads(call), pieces, update_piece, &job);
-  pk_update_scratch_give(call, &scratch);
   pk_count_mixing(guard, scalars);
   ++*pk_guard_at(guard, PK_GUARD_UPDATES);
   return PK_OK;

@@ -81,18 +81,17 @@ static void distance_piece(void *argument, int64_t piece, int thread) {
   job->partial[piece] = total;
 }
 
+int64_t PK_WORKSPACE_OF(consensus_distance)(const pk_call *call) {
+  return (pk_tensor_inner(call->inputs[0]) + PIECE - 1) / PIECE * (int64_t)sizeof(double);
+}
+
 pk_status PK_KERNEL(consensus_distance)(const pk_call *call) {
   workers_job job = {.x = call->inputs[0], .y = call->outputs[0]};
   int64_t pieces = (pk_tensor_inner(job.x) + PIECE - 1) / PIECE;
-  int64_t bytes = pieces * (int64_t)sizeof(double);
-  void *memory;
-  pk_status status = pk_memory_take(call->context, bytes, PK_WORKSPACE, &memory);
-  if (status != PK_OK) return status;
-  job.partial = memory;
+  job.partial = call->workspace;
   pk_parallel_for(pk_cpu_threads(call), pieces, distance_piece, &job);
   double total = 0;
   for (int64_t piece = 0; piece < pieces; piece++) total += job.partial[piece];
   *(double *)pk_tensor_data(job.y) = sqrt(total / (double)job.x->shape[0]);
-  pk_memory_give(call->context, memory, bytes, PK_WORKSPACE);
   return PK_OK;
 }
