@@ -109,16 +109,17 @@ Settings read_settings(const char *model, int64_t bytes) {
   return settings;
 }
 
-// The code point of valid UTF-8 at text, with a space as the library writes it.
-uint32_t character(const char *text, int *length) {
+// The code point at text, with a space as the library writes it. Text is promised to be
+// UTF-8; other bytes give some number, without reading past the end.
+uint32_t character(const char *text, const char *end, int *length) {
   auto t = reinterpret_cast<const unsigned char *>(text);
-  if (t[0] < 0x80) {
-    *length = 1;
-    return t[0] == ' ' ? kSpace : t[0];
-  }
-  *length = t[0] < 0xe0 ? 2 : t[0] < 0xf0 ? 3 : 4;
-  uint32_t point = t[0] & (0xff >> (*length + 1));
-  for (int i = 1; i < *length; i++) point = point << 6 | (t[i] & 63);
+  *length = 1;
+  if (t[0] < 0x80) return t[0] == ' ' ? kSpace : t[0];
+  int wanted = t[0] < 0xe0 ? 2 : t[0] < 0xf0 ? 3 : 4;
+  if (wanted > end - text) return t[0];
+  *length = wanted;
+  uint32_t point = t[0] & (0xff >> (wanted + 1));
+  for (int i = 1; i < wanted; i++) point = point << 6 | (t[i] & 63);
   return point;
 }
 
@@ -166,10 +167,10 @@ struct pk_spm {
     while (at < bytes && (text[at] & 0xc0) == 0x80) at++;
     while (at < bytes) {
       int length;
-      uint32_t before = character(text + at, &length);
+      uint32_t before = character(text + at, text + bytes, &length);
       at += length;
       if (at >= bytes) return bytes;
-      if (may_cut(before, character(text + at, &length))) return at;
+      if (may_cut(before, character(text + at, text + bytes, &length))) return at;
     }
     return bytes;
   }
@@ -185,7 +186,7 @@ struct pk_spm {
       uint32_t before = 0;
       for (size_t i = 0; i < piece.size();) {
         int length;
-        uint32_t now = character(piece.data() + i, &length);
+        uint32_t now = character(piece.data() + i, piece.data() + piece.size(), &length);
         if (i > 0) neighbours.insert(static_cast<uint64_t>(before) << 32 | now);
         before = now;
         i += static_cast<size_t>(length);
