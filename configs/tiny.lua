@@ -12,7 +12,7 @@ return {
   data = {tokenizer = "bytes", shuffle_buffer = 1000},
   optimizer = {lr = 4e-3, beta2 = 0.98, warmup_fraction = 0.1},
   training = {
-    max_tokens = 614400, -- 150 updates
+    max_tokens = 491520, -- 120 updates
     batch_tokens = 4096,
     micro_batch_size = 8,
     log_every = 10,

@@ -21,6 +21,7 @@ local config = options.config
 local tokenizer = pack.tokenizer.open(config.data.tokenizer)
 pack.trainer.check_vocabulary(config, tokenizer)
 local text = pack.text.load {files = config.data.text or nil, tokenizer = tokenizer}
+pack.trainer.check_text(config, text)
 
 -- Where to train, and the folder that keeps a record of it.
 local context, remarks = pack.runtime.open(config)
@@ -46,7 +47,7 @@ for step = 1, trainer.total_steps do
   if step % every == 0 then row.consensus_distance = trainer:consensus_distance() end
   run:metrics(row)
   bar:update(step, "loss %.3f, %s tok/s", row.loss, pack.progress.count(row.tokens_per_second))
-  if row.ends_epoch and step < trainer.total_steps then
+  if trainer.schedule:ends_epoch(row.step) and step < trainer.total_steps then
     local held_out = run:metrics(trainer:evaluate {blocks = config.evaluation.subset_blocks})
     bar:print("epoch %d: validation loss %.3f", row.epoch, held_out.loss)
   end

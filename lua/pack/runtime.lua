@@ -1,7 +1,16 @@
---- From the runtime section of a configuration to a device context.
+-- From the runtime section of a configuration to a device context.
 local context = require "pack.context"
+local failure = require "pack.failure"
 
 local runtime = {}
+
+-- The context of the settings; a device that is not there is the user's mistake, not the program's.
+local function open_context(settings)
+  local good, opened = pcall(context.create, {device = settings.device,
+    threads = settings.threads or nil, memory_limit_mib = settings.memory_limit_mib or nil})
+  if not good then failure.usage("%s", (tostring(opened):gsub("^[^ ]*:%d+: ", ""))) end
+  return opened
+end
 
 --- Opens the device that a resolved configuration asks for and makes it the default. What "auto" and
 -- options of this build mean is written into config.runtime, so that resolved.json says what was run:
@@ -10,8 +19,7 @@ local runtime = {}
 function runtime.open(config)
   local settings, remarks = config.runtime, {}
   if settings.device == "auto" then settings.device = "cpu" end
-  local opened = context.create {device = settings.device, threads = settings.threads or nil,
-    memory_limit_mib = settings.memory_limit_mib or nil}
+  local opened = open_context(settings)
   if settings.amp == "auto" then
     settings.amp = opened:has_bf16()
     if not settings.amp then

@@ -123,7 +123,6 @@ function Trainer:step()
     loss = mean_loss(n, sums, host_counts), loss_worker = per_worker(n, sums, host_counts),
     grad_norm_worker = per_worker(n, (norms:read_numbers())), lr = lr, gamma = gamma,
     topology_phase = self.mixings, step_seconds = seconds,
-    ends_epoch = self.schedule:ends_epoch(t) or nil,
     tokens_per_second = batch_tokens / seconds, memory_bytes = self.context:memory().total_peak,
   }
   self.step_number = t + 1
@@ -181,6 +180,19 @@ function trainer.check_vocabulary(config, tokenizer)
   if tokenizer.vocab_size > config.model.vocab_size then
     failure.usage("model.vocab_size %d is smaller than the tokenizer's %d pieces",
       config.model.vocab_size, tokenizer.vocab_size)
+  end
+end
+
+--- Refuses a text (see pack.text) without a whole sample to train on or without a held-out target.
+function trainer.check_text(config, text)
+  local length = config.model.context_length
+  if text.train.count <= length then
+    failure.usage("the text is too short: it has %d tokens to train on, and one sample takes %d, "
+      .. "model.context_length %d and one more", text.train.count, length + 1, length)
+  end
+  if text.validation.count < 2 then
+    failure.usage("the text is too short: it has %d held-out tokens, and predicting one takes 2",
+      text.validation.count)
   end
 end
 
