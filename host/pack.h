@@ -209,6 +209,42 @@ const pk_op_info *pk_op_describe(int op); /* NULL if there is no such number */
 pk_status pk_op_run(pk_context *context, int op, const pk_tensor *const *inputs, int n_inputs,
                     pk_tensor **outputs, int n_outputs, const pk_attributes *attributes);
 
+/* --- recorded programs --------------------------------------------------------------------- */
+
+/* A list of operations that was recorded once and is run again and again, with the memory of its
+ * intermediate tensors planned beforehand. */
+typedef struct pk_program pk_program;
+
+/* From now on the context's operations are checked and recorded, not run, until pk_program_end or
+ * pk_program_free. Tensors made meanwhile belong to the program. Owned. */
+pk_status pk_program_begin(pk_context *context, pk_program **program);
+
+/* Ends the recording: drops operations that nothing reads and plans memory. results are the tensors
+ * whose values stay readable after a run, until the next one. */
+pk_status pk_program_end(pk_program *program, const pk_tensor *const *results, int64_t n_results);
+
+/* Runs the operations in order; the first run takes the planned memory. */
+pk_status pk_program_run(pk_program *program);
+
+/* Frees the program; results that are alive keep its memory. */
+void pk_program_free(pk_program *program);
+
+typedef struct pk_program_plan {
+  int64_t recorded;    /* operations recorded */
+  int64_t dropped;     /* of these, dropped as nothing reads their results */
+  int64_t operations;  /* operations that run */
+  int64_t buffers;     /* tensors that belong to the program */
+  int64_t activations; /* bytes of these, at the time when most are in use */
+  int64_t workspace;   /* bytes of the largest workspace */
+  int64_t slab;        /* bytes that the program takes in all */
+} pk_program_plan;
+
+void pk_program_read_plan(const pk_program *program, pk_program_plan *plan);
+
+/* One line about operation index: name, and dtype, shape and place (bytes in the slab, or
+ * "outside") of its inputs and outputs, cut off at size bytes. */
+pk_status pk_program_describe(const pk_program *program, int64_t index, char *text, int64_t size);
+
 /* --- random numbers ------------------------------------------------------------------------ */
 
 /* Philox4x32-10 (Salmon et al. 2011): four 32-bit words from a 128-bit counter and a 64-bit key. */

@@ -19,16 +19,31 @@ struct pk_context {
   pk_memory memory;
   int64_t pressure; /* bytes taken since the collector last ran */
   pk_free_block *free_blocks[PK_SIZE_CLASSES];
+  pk_program *recording; /* the program that operations go to, or NULL */
   char description[256];
 };
 
+/* Memory that tensors share. One made while a program is recorded is planned: it has no memory of
+ * its own, and from the program's first run on a place in its slab. */
 struct pk_storage {
   pk_context *context;
   void *memory;
   int64_t bytes;
   int64_t references;
   int32_t category;
+  bool planned;
+  bool needed;         /* while planning: a live operation reads it */
+  int64_t span;        /* while planning: its number, or -1 */
+  int64_t slab_offset; /* bytes */
+  pk_storage *slab;    /* a share, once there is one */
 };
+
+/* A storage of the device's memory. */
+pk_status pk_storage_create(pk_context *context, int64_t bytes, int category, pk_storage **storage);
+void pk_storage_release(pk_storage *storage);
+
+/* Gives a planned storage its place in the slab, of which it takes a share. */
+void pk_storage_place(pk_storage *storage, pk_storage *slab);
 
 void pk_context_retain(pk_context *context);
 void pk_context_release(pk_context *context);

@@ -82,8 +82,8 @@ typedef struct pk_call {
 
 typedef pk_status (*pk_kernel)(const pk_call *call);
 
-/* Bytes of scratch memory that a kernel wants for a call, from shapes, dtypes and attributes alone, so that
- * memory can be planned without running. */
+/* Bytes of scratch memory that a kernel wants for a call, from shapes, dtypes and attributes alone,
+ * so that memory can be planned without running. */
 typedef int64_t (*pk_workspace_rule)(const pk_call *call);
 
 typedef struct pk_device pk_device;
@@ -96,8 +96,8 @@ struct pk_device {
   const char *isa;         /* "avx2", "sm_90" */
   bool has_bf16;
   int64_t threads;
-  int64_t memory_available; /* bytes it could give at creation */
-  const pk_kernel *kernels; /* [PK_OP_COUNT]; NULL where an operation is missing */
+  int64_t memory_available;            /* bytes it could give at creation */
+  const pk_kernel *kernels;            /* [PK_OP_COUNT]; NULL where an operation is missing */
   const pk_workspace_rule *workspaces; /* [PK_OP_COUNT]; NULL where none is wanted */
   pk_status (*allocate)(pk_device *device, int64_t bytes, void **memory); /* 64-byte aligned */
   void (*release)(pk_device *device, void *memory, int64_t bytes);
@@ -128,6 +128,9 @@ void *pk_tensor_data(const pk_tensor *tensor);
 /* A new tensor whose content is undefined. */
 pk_status pk_tensor_create_raw(pk_context *context, pk_tensor **tensor, int dtype, int rank,
                                const int64_t *shape, int category);
+/* Refuses a tensor that was freed, or whose values cannot be read or written now because it belongs
+ * to a recorded program that has not run. */
+pk_status pk_tensor_check_values(const pk_tensor *tensor, bool writing);
 /* Elements in one entry of dimension 0 (1 for rank 0). */
 int64_t pk_tensor_inner(const pk_tensor *tensor);
 bool pk_tensor_is_dense(const pk_tensor *tensor);

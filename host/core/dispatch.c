@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "core/context.h"
+#include "core/program.h"
 
 enum {
   D = PK_OP_DIFFERENTIABLE,
@@ -86,6 +87,10 @@ static pk_status check_inputs(const pk_call *call, const pk_op_info *info) {
     }
     if (input && !input->storage) {
       return pk_fail(PK_INVALID, "%s: input %d (%.*s) was freed", info->name, i + 1, length, name);
+    }
+    if (input && !call->context->recording && input->storage->planned && !input->storage->memory) {
+      return pk_fail(PK_INVALID, "%s: input %d (%.*s) is a result of a program that has not run",
+                     info->name, i + 1, length, name);
     }
     if (input && input->context != call->context) {
       return pk_fail(PK_INVALID, "%s: input %d (%.*s) belongs to another device context",
@@ -184,17 +189,27 @@ static pk_status share(pk_call *call, const pk_shape *shape) {
   return pk_tensor_view(input, &call->outputs[0], shape->rank, shape->extents, stride, 0);
 }
 
+static pk_status check_available(const pk_call *call, const pk_op_info *info) {
+  const pk_device *device = call->context->device;
+  if (device->kernels[call->op]) return PK_OK;
+  return pk_fail(PK_UNSUPPORTED, "%s is not available on device %s", info->name, device->name);
+}
+
+static pk_status record(const pk_call *call, const pk_op_info *info) {
+  pk_status status = check_available(call, info);
+  return status == PK_OK ? pk_program_record(call->context->recording, call) : status;
+}
+
 /* Runs the kernel with the workspace that it wants. */
 static pk_status run_kernel(pk_call *call, const pk_op_info *info) {
   const pk_device *device = call->context->device;
+  pk_status status = check_available(call, info);
+  if (status != PK_OK) return status;
   pk_kernel kernel = device->kernels[call->op];
-  if (!kernel) {
-    return pk_fail(PK_UNSUPPORTED, "%s is not available on device %s", info->name, device->name);
-  }
   pk_workspace_rule rule = device->workspaces[call->op];
   int64_t bytes = rule ? rule(call) : 0;
   if (bytes == 0) return kernel(call);
-  pk_status status = pk_memory_take(call->context, bytes, PK_WORKSPACE, &call->workspace);
+  status = pk_memory_take(call->context, bytes, PK_WORKSPACE, &call->workspace);
   if (status != PK_OK) return pk_fail_within(status, "%s", info->name);
   status = kernel(call);
   pk_memory_give(call->context, call->workspace, bytes, PK_WORKSPACE);
@@ -212,7 +227,7 @@ static pk_status run_call(pk_call *call, const pk_op_info *info, unsigned *made)
   }
   status = prepare_outputs(call, info, shapes, made);
   if (status != PK_OK) return status;
-  return run_kernel(call, info);
+  return call->context->recording ? record(call, info) : run_kernel(call, info);
 }
 
 pk_status pk_op_run(pk_context *context, int op, const pk_tensor *const *inputs, int n_inputs,

@@ -56,14 +56,15 @@ pk_status pk_tensor_get(const pk_tensor *tensor, int64_t index, double *value) {
     return pk_fail(PK_INVALID, "element %lld of a tensor of %lld", (long long)index,
                    (long long)tensor->numel);
   }
-  if (!tensor->storage) return pk_fail(PK_INVALID, "the tensor was freed");
+  pk_status status = pk_tensor_check_values(tensor, false);
+  if (status != PK_OK) return status;
   int64_t inner = pk_tensor_inner(tensor);
   int64_t place = index / inner * tensor->stride + index % inner;
   int64_t size = pk_dtype_size(tensor->dtype);
   const char *memory = (const char *)pk_tensor_data(tensor) + place * size;
   double bytes = 0; /* room for any dtype, aligned */
   pk_device *device = tensor->context->device;
-  pk_status status = device->download(device, memory, &bytes, size);
+  status = device->download(device, memory, &bytes, size);
   if (status == PK_OK) *value = element(tensor->dtype, &bytes, 0);
   return status;
 }
@@ -115,7 +116,8 @@ static void seed_piece(void *argument, int64_t piece, int thread) {
 
 pk_status pk_tensor_seed_normal(pk_tensor *tensor, uint64_t seed, const char *name, double mean,
                                 double deviation) {
-  if (!tensor->storage) return pk_fail(PK_INVALID, "the tensor was freed");
+  pk_status status = pk_tensor_check_values(tensor, true);
+  if (status != PK_OK) return status;
   if (tensor->dtype == PK_I32) return pk_fail(PK_INVALID, "an i32 tensor holds no normal values");
   pk_device *device = tensor->context->device;
   int64_t size = pk_dtype_size(tensor->dtype), rows = tensor->rank > 0 ? tensor->shape[0] : 1;
@@ -128,7 +130,7 @@ pk_status pk_tensor_seed_normal(pk_tensor *tensor, uint64_t seed, const char *na
                   .count = pk_tensor_inner(tensor)};
   job.data = malloc((size_t)(job.count * size + 1));
   job.scratch = malloc((size_t)threads * SEED_PIECE * sizeof(double));
-  pk_status status = job.data && job.scratch ? PK_OK : no_room(job.count);
+  status = job.data && job.scratch ? PK_OK : no_room(job.count);
   pk_threads *pool = NULL;
   if (status == PK_OK) status = pk_threads_create(&pool, threads);
   if (status == PK_OK)

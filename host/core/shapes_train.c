@@ -57,6 +57,12 @@ static pk_status expect_blocks(const pk_call *call, int i) {
   return status ? status : pk_shape_expect(call, i, 1, &count, "x [N, 64 * blocks]");
 }
 
+pk_status pk_shape_inverse_count(const pk_call *call, pk_shape *outputs) {
+  pk_status status = pk_shape_expect_dtype(call, 0, 1 << PK_F64);
+  if (!status) status = pk_shape_expect_rank(call, 0, 1, "[N]");
+  return status ? status : pk_shape_like(call, outputs, 0);
+}
+
 pk_status pk_shape_gradient_norm(const pk_call *call, pk_shape *outputs) {
   const pk_tensor *g = call->inputs[0];
   pk_status status = expect_workers(call, 0);

@@ -54,22 +54,28 @@ static pk_status count_elements(int rank, const int64_t *shape, int64_t *numel) 
   return PK_OK;
 }
 
-static void storage_release(pk_storage *storage) {
+void pk_storage_release(pk_storage *storage) {
   if (--storage->references > 0) return;
   pk_context *context = storage->context;
-  pk_memory_give(context, storage->memory, storage->bytes, storage->category);
+  if (storage->slab) pk_storage_release(storage->slab);
+  if (!storage->planned)
+    pk_memory_give(context, storage->memory, storage->bytes, storage->category);
   free(storage);
   pk_context_release(context);
 }
 
-static pk_status storage_create(pk_context *context, int64_t bytes, int category,
-                                pk_storage **storage) {
+pk_status pk_storage_create(pk_context *context, int64_t bytes, int category,
+                            pk_storage **storage) {
   pk_storage *created = calloc(1, sizeof *created);
   if (!created) return pk_fail(PK_NO_MEMORY, "no host memory for a tensor");
-  pk_status status = pk_memory_take(context, bytes, category, &created->memory);
-  if (status != PK_OK) {
-    free(created);
-    return status;
+  created->planned = context->recording != NULL;
+  created->span = -1;
+  if (!created->planned) {
+    pk_status status = pk_memory_take(context, bytes, category, &created->memory);
+    if (status != PK_OK) {
+      free(created);
+      return status;
+    }
   }
   created->context = context;
   created->bytes = bytes;
@@ -78,6 +84,13 @@ static pk_status storage_create(pk_context *context, int64_t bytes, int category
   pk_context_retain(context);
   *storage = created;
   return PK_OK;
+}
+
+void pk_storage_place(pk_storage *storage, pk_storage *slab) {
+  if (storage->slab) return;
+  storage->slab = slab;
+  slab->references++;
+  storage->memory = (char *)slab->memory + storage->slab_offset;
 }
 
 pk_status pk_tensor_create_raw(pk_context *context, pk_tensor **tensor, int dtype, int rank,
@@ -92,7 +105,7 @@ pk_status pk_tensor_create_raw(pk_context *context, pk_tensor **tensor, int dtyp
   if (status != PK_OK) return status;
   pk_tensor *created = calloc(1, sizeof *created);
   if (!created) return pk_fail(PK_NO_MEMORY, "no host memory for a tensor");
-  status = storage_create(context, numel * dtype_sizes[dtype], category, &created->storage);
+  status = pk_storage_create(context, numel * dtype_sizes[dtype], category, &created->storage);
   if (status != PK_OK) {
     free(created);
     return status;
@@ -107,13 +120,23 @@ pk_status pk_tensor_create_raw(pk_context *context, pk_tensor **tensor, int dtyp
   return PK_OK;
 }
 
+/* Zeros: at once, or as an operation of the program that is being recorded. */
+static pk_status make_zero(pk_context *context, pk_tensor *tensor) {
+  if (!context->recording) {
+    pk_storage *storage = tensor->storage;
+    return context->device->zero(context->device, storage->memory, storage->bytes);
+  }
+  pk_attributes attributes = {.integers = {tensor->dtype}, .list_count = tensor->rank};
+  for (int d = 0; d < tensor->rank; d++) attributes.list[d] = tensor->shape[d];
+  return pk_op_run(context, PK_OP_fill, NULL, 0, &tensor, 1, &attributes);
+}
+
 pk_status pk_tensor_create(pk_context *context, pk_tensor **tensor, int dtype, int rank,
                            const int64_t *shape, int category) {
   pk_tensor *created = NULL;
   pk_status status = pk_tensor_create_raw(context, &created, dtype, rank, shape, category);
   if (status != PK_OK) return status;
-  status =
-      context->device->zero(context->device, created->storage->memory, created->storage->bytes);
+  status = make_zero(context, created);
   if (status != PK_OK) {
     pk_tensor_free(created);
     return status;
@@ -123,7 +146,7 @@ pk_status pk_tensor_create(pk_context *context, pk_tensor **tensor, int dtype, i
 }
 
 void pk_tensor_release(pk_tensor *tensor) {
-  if (tensor->storage) storage_release(tensor->storage);
+  if (tensor->storage) pk_storage_release(tensor->storage);
   tensor->storage = NULL;
 }
 
@@ -184,8 +207,23 @@ pk_status pk_tensor_view(const pk_tensor *base, pk_tensor **view, int rank, cons
   return PK_OK;
 }
 
-static pk_status check_bytes(const pk_tensor *tensor, int64_t bytes, const char *what) {
+pk_status pk_tensor_check_values(const pk_tensor *tensor, bool writing) {
   pk_status status = check_alive(tensor);
+  if (status != PK_OK) return status;
+  const pk_context *context = tensor->context;
+  const char *what = writing ? "written" : "read";
+  if (context->recording && (writing || tensor->storage->planned)) {
+    return pk_fail(PK_INVALID,
+                   "a tensor cannot be %s while a program is recorded: nothing runs yet. Use "
+                   "operations, or move this out of the compiled function",
+                   what);
+  }
+  if (tensor->storage->memory) return PK_OK;
+  return pk_fail(PK_INVALID, "a result of a program cannot be %s before the program has run", what);
+}
+
+static pk_status check_bytes(const pk_tensor *tensor, int64_t bytes, const char *what) {
+  pk_status status = pk_tensor_check_values(tensor, what[0] == 'w');
   if (status != PK_OK) return status;
   int64_t expected = tensor->numel * pk_dtype_size(tensor->dtype);
   if (bytes == expected) return PK_OK;

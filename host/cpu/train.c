@@ -25,6 +25,17 @@ static char *columns_of(const pk_tensor *x, int64_t worker, int64_t first) {
   return (char *)pk_tensor_data(x) + (worker * x->stride + first) * pk_dtype_size(x->dtype);
 }
 
+/* --- inverse_count --- */
+
+pk_status PK_KERNEL(inverse_count)(const pk_call *call) {
+  const pk_tensor *count = call->inputs[0], *scale = call->outputs[0];
+  for (int64_t worker = 0; worker < count->shape[0]; worker++) {
+    double targets = ((const double *)pk_tensor_data(count))[worker * count->stride];
+    ((double *)pk_tensor_data(scale))[worker * scale->stride] = targets == 0 ? 0 : 1 / targets;
+  }
+  return PK_OK;
+}
+
 /* --- gradient_norm --- */
 
 /* Sum of squares, in LANES accumulators added in order. */

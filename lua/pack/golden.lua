@@ -134,7 +134,7 @@ function Case:train_step(model, optimizer, step)
     self:compare_arena("grad0", "grad0/", optimizer.gradients, factor)
   end
   local norms = optimizer:step {t = step + 1, lr = s.lr[step + 1], mixing = self:mixing(step),
-    counts = host_counts, losses = losses}
+    counts = counts, losses = losses}
   local means = losses:read_numbers()
   for i = 0, n - 1 do means[i] = host_counts[i] > 0 and means[i] / host_counts[i] or 0 end
   self:compare_row("loss", "loss", step, means, n)

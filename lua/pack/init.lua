@@ -17,6 +17,7 @@ local functions = {
   arange = {"tensor", "arange"},
   normal = {"tensor", "normal"},
   uniform = {"tensor", "uniform"},
+  compile = {"program", "compile"},
 }
 
 local function find(name)

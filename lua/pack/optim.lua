@@ -41,12 +41,10 @@ function optim.adamw(model, settings, options)
     return tensor.zeros({...}, dtype, {category = "workspace", context = model.context})
   end
   self.scalars = small("f64", SCALARS_SIZE)
-  self.scale = small("f64", n)
   self.mixing = small("f64", n, n)
   self.guard = small("i32", GUARD_SIZE)
   self.blocks = model.layout:blocks(model.context)
   self.host_scalars = ffi.new("double[?]", SCALARS_SIZE)
-  self.host_scale = ffi.new("double[?]", n)
   self.host_mixing = ffi.new("double[?]", n * n)
   self.host_guard = ffi.new("int32_t[?]", GUARD_SIZE)
   return self
@@ -69,40 +67,43 @@ local function write_scalars(self, step)
   self.scalars:write(flat)
 end
 
-local function write_scale(self, counts)
-  for i = 0, self.model.num_models - 1 do
-    self.host_scale[i] = counts[i] > 0 and 1 / counts[i] or 0
-  end
-  self.scale:write(self.host_scale)
-end
-
-local function apply_separately(self, norm)
+local function apply_separately(self, scale, norm)
   local x, g = self.model.arena.tensor, self.gradients.tensor
   local m, v = self.exp_avg.tensor, self.exp_avg_sq.tensor
-  ops.clip(g, self.scale, norm, self.scalars, self.guard)
+  ops.clip(g, scale, norm, self.scalars, self.guard)
   if self.scheme == "awc" then ops.mix(x, self.mixing, self.scalars, self.guard) end
   ops.adamw(x, g, m, v, self.blocks, self.scalars, self.guard)
   if self.scheme == "atc" then ops.mix(x, self.mixing, self.scalars, self.guard) end
 end
 
---- One update from the gradients of the loss sums in self.gradients.
--- step: t (from 1), lr, mixing (rows of the N x N matrix), mixes (false: W stands for "no mixing
--- now" and is not counted), counts (valid targets per worker, a double array from 0) and losses
--- (loss sums [N], a tensor). Returns the gradient norms [N] f64 before clipping, a tensor.
-function Optimizer:step(step)
+--- Writes what the coming update takes from the host into device memory: t (from 1), lr, mixing (rows of the
+-- N x N matrix) and mixes (false: W stands for "no mixing now" and is not counted).
+function Optimizer:prepare(step)
   write_scalars(self, step)
   write_mixing(self, step.mixing)
-  write_scale(self, step.counts)
-  local norm = ops.gradient_norm(self.gradients.tensor, self.scale)
-  ops.check_finite(step.losses, norm, self.scalars, self.guard)
+end
+
+--- The update's operations: from the gradients of the loss sums in self.gradients, of losses and counts (loss sums
+-- and valid targets per worker, tensors [N]), under what prepare wrote. Returns the gradient norms [N] f64 before
+-- clipping. Nothing here looks at values, so that a program can record it.
+function Optimizer:update(losses, counts)
+  local scale = ops.inverse_count(counts)
+  local norm = ops.gradient_norm(self.gradients.tensor, scale)
+  ops.check_finite(losses, norm, self.scalars, self.guard)
   if self.fused then
     ops.update(self.model.arena.tensor, self.gradients.tensor, self.exp_avg.tensor,
-      self.exp_avg_sq.tensor, self.scale, norm, self.mixing, self.blocks, self.scalars, self.guard,
+      self.exp_avg_sq.tensor, scale, norm, self.mixing, self.blocks, self.scalars, self.guard,
       nil, {combine_last = self.scheme == "atc"})
   else
-    apply_separately(self, norm)
+    apply_separately(self, scale, norm)
   end
   return norm
+end
+
+--- prepare and update in one: step also holds losses and counts.
+function Optimizer:step(step)
+  self:prepare(step)
+  return self:update(step.losses, step.counts)
 end
 
 --- What the device counted: {updates, mixings}, and stopped = {worker, step, what} when a value that
@@ -129,8 +130,8 @@ end
 
 --- Releases the optimizer's tensors at once.
 function Optimizer:free()
-  for _, one in ipairs {self.gradients, self.exp_avg, self.exp_avg_sq, self.scalars, self.scale,
-    self.mixing, self.guard, self.blocks} do
+  for _, one in ipairs {self.gradients, self.exp_avg, self.exp_avg_sq, self.scalars, self.mixing,
+    self.guard, self.blocks} do
     one:free()
   end
 end

@@ -112,7 +112,7 @@ function Trainer:step()
   local losses, counts = self:accumulate()
   local lr, gamma, mixes = self.schedule:lr(t), self.schedule:gamma(t), self.schedule:mixes(t)
   local host_counts = counts:read_numbers()
-  local norms = self.optimizer:step {t = t + 1, lr = lr, mixes = mixes, counts = host_counts,
+  local norms = self.optimizer:step {t = t + 1, lr = lr, mixes = mixes, counts = counts,
     mixing = self:mixing_matrix(gamma, mixes), losses = losses}
   self.optimizer:check()
   local sums = losses:read_numbers()

@@ -1,0 +1,146 @@
+--- Recorded programs: a function's operations, recorded once for each set of input shapes and replayed from C.
+--
+-- The function runs once under recording: its operations are checked and noted, nothing is computed, so it must not look
+-- at values. What it computes may depend on its inputs (copied in by every call), on tensors from outside (read and
+-- written in place: parameters, moments, scalars) and on Lua values, which are frozen into the program.
+local caller = require "pack.caller"
+local context = require "pack.context"
+local dispatch = require "pack.dispatch"
+local ffi = require "ffi"
+local native = require "pack.native"
+local ops = require "pack.ops"
+local tensor = require "pack.tensor"
+
+caller.register()
+
+local C = native.C
+
+local program = {}
+
+local Program = {}
+Program.__index = Program
+
+local function check_ok(status)
+  if status ~= 0 then caller.raise("%s", native.message()) end
+end
+
+-- Tensors like those given, for the program to read its inputs from.
+local function inputs_like(given)
+  local inputs = {}
+  for i, one in ipairs(given) do
+    inputs[i] = tensor.zeros(one:sizes(), one.dtype, {category = "data", context = {handle = one.context}})
+  end
+  return inputs
+end
+
+local function check_results(results)
+  for i = 1, #results do
+    if not dispatch.is_tensor(results[i]) then
+      caller.raise("compile: result %d is a %s, not a tensor", i, type(results[i]))
+    end
+  end
+end
+
+--- Records fn(unpack(inputs)) on a device context. Returns the program; its results are those of fn.
+function program.record(fn, inputs, device)
+  local handle = context.handle_of(device)
+  local made = ffi.new("pk_program *[1]")
+  check_ok(C.pk_program_begin(handle, made))
+  local self = setmetatable({handle = ffi.gc(made[0], C.pk_program_free), inputs = inputs}, Program)
+  local outcome = {pcall(fn, unpack(inputs))}
+  if not outcome[1] then
+    self:free()
+    error(outcome[2], 0)
+  end
+  self.results = {unpack(outcome, 2)}
+  local ok, message = pcall(check_results, self.results)
+  if not ok then
+    self:free()
+    error(message, 0)
+  end
+  local pointers = ffi.new("const pk_tensor *[?]", #self.results + 1)
+  for i, result in ipairs(self.results) do pointers[i - 1] = result end
+  check_ok(C.pk_program_end(self.handle, pointers, #self.results))
+  return self
+end
+
+--- Runs the program on what its inputs hold. Its results have new values then.
+function Program:run()
+  if not self.handle then caller.raise("the program was freed") end
+  check_ok(C.pk_program_run(self.handle))
+end
+
+--- The plan in bytes and counts: recorded, dropped, operations, buffers, activations, workspace, slab.
+function Program:memory()
+  local read = ffi.new("pk_program_plan")
+  C.pk_program_read_plan(self.handle, read)
+  local plan = {}
+  for _, name in ipairs {"recorded", "dropped", "operations", "buffers", "activations", "workspace", "slab"} do
+    plan[name] = tonumber(read[name])
+  end
+  return plan
+end
+
+--- Text with one line per operation: name, dtype, shape and place of inputs and outputs.
+function Program:describe()
+  local lines, text = {}, ffi.new("char[2048]")
+  for i = 0, self:memory().operations - 1 do
+    check_ok(C.pk_program_describe(self.handle, i, text, 2048))
+    lines[#lines + 1] = ("%4d  %s"):format(i, ffi.string(text))
+  end
+  return table.concat(lines, "\n")
+end
+
+--- Gives the program's memory back now; results that are alive keep it.
+function Program:free()
+  if not self.handle then return end
+  C.pk_program_free(ffi.gc(self.handle, nil))
+  self.handle, self.inputs, self.results = nil, nil, nil
+end
+
+-- What tells apart the programs of one function: dtypes and shapes of the inputs.
+local function key_of(inputs)
+  local parts = {}
+  for i, one in ipairs(inputs) do
+    if not dispatch.is_tensor(one) then
+      caller.raise("compile: input %d is a %s, not a tensor", i, type(one))
+    end
+    parts[i] = one:dtype_name() .. table.concat(one:sizes(), ",")
+  end
+  return table.concat(parts, ";")
+end
+
+local Compiled = {}
+Compiled.__index = Compiled
+
+function Compiled:__call(...)
+  local given = {...}
+  local key = key_of(given)
+  local one = self.programs[key]
+  if not one then
+    one = program.record(self.fn, inputs_like(given), given[1] and {handle = given[1].context})
+    self.programs[key] = one
+  end
+  for i, input in ipairs(given) do ops.copy(input, {out = one.inputs[i]}) end
+  one:run()
+  return unpack(one.results)
+end
+
+--- The program for inputs of these shapes and dtypes, or nil if there is none yet.
+function Compiled:program(...)
+  return self.programs[key_of({...})]
+end
+
+--- Frees all programs; the function is recorded anew when it is called again.
+function Compiled:free()
+  for _, one in pairs(self.programs) do one:free() end
+  self.programs = {}
+end
+
+--- A callable object that behaves as fn, a function of tensors that returns tensors: recorded at the first call with inputs
+-- of given shapes, replayed from then on. Its results are overwritten by the next call.
+function program.compile(fn)
+  return setmetatable({fn = fn, programs = {}}, Compiled)
+end
+
+return program
