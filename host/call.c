@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "pack.h"
+
 /* A signal handler can reach the running state only through a global. */
 static lua_State *interruptible;
 
@@ -64,6 +66,7 @@ int pk_call_protected(lua_State *state, int arguments, int results) {
   interruptible = state;
   void (*before)(int) = signal(SIGINT, on_interrupt);
   int status = lua_pcall(state, arguments, results, base);
+  pk_signals_release(); /* an error may have left a training loop with them held */
   signal(SIGINT, before);
   lua_sethook(state, NULL, 0, 0); /* a ^C that came as the call ended */
   lua_remove(state, base);

@@ -388,6 +388,55 @@ pk_status pk_safetensors_writer_data(pk_safetensors_writer *writer, const void *
 pk_status pk_safetensors_writer_finish(pk_safetensors_writer *writer);
 void pk_safetensors_writer_free(pk_safetensors_writer *writer);
 
+/* --- writing in the background --------------------------------------------------------------- */
+
+/* Copies of tensors and metadata that become a safetensors file. */
+typedef struct pk_snapshot pk_snapshot;
+
+/* level 0: a plain file. Otherwise zstd's level, and in how many threads it compresses: the file
+ * is then safetensors inside zstd frames with checksums, which pk_safetensors_open reads too. */
+pk_status pk_snapshot_create(const char *path, int level, int threads, pk_snapshot **snapshot);
+void pk_snapshot_free(pk_snapshot *snapshot);
+pk_status pk_snapshot_metadata(pk_snapshot *snapshot, const char *key, const char *value);
+
+/* Copies a tensor now, under a shape of as many elements. Largest dtypes first. */
+pk_status pk_snapshot_tensor(pk_snapshot *snapshot, const char *name, const pk_tensor *tensor,
+                             int rank, const int64_t *shape);
+int64_t pk_snapshot_bytes(const pk_snapshot *snapshot);
+
+/* One thread of low priority that writes snapshots in order. Each file is written under a temporary
+ * name, brought to disk, read back and compared with the snapshot, and only then gets its name. */
+typedef struct pk_saver pk_saver;
+
+typedef struct pk_saver_progress {
+  int64_t submitted; /* snapshots so far */
+  int64_t finished;  /* of these written, read back and published */
+  double seconds;    /* that the last one took */
+  int64_t bytes;     /* of its file */
+} pk_saver_progress;
+
+pk_status pk_saver_create(pk_saver **saver);
+
+/* Gives up what is not finished: its temporary is removed. */
+void pk_saver_free(pk_saver *saver);
+
+/* Hands a snapshot over, which belongs to the saver afterwards, also on failure. Errors: the disk
+ * has less room than all unfinished snapshots need; the saver has failed before. */
+pk_status pk_saver_submit(pk_saver *saver, pk_snapshot *snapshot);
+
+/* Waits at most so many seconds for all snapshots, and reads the counts. Returns the failure of a
+ * snapshot, now and at every later call; those after it are given up. */
+pk_status pk_saver_poll(pk_saver *saver, double seconds, pk_saver_progress *progress);
+
+/* --- signals --------------------------------------------------------------------------------- */
+
+/* From now on SIGTERM, SIGINT and SIGUSR1 leave only a note, which pk_signals_pending returns: the
+ * number of the first that came, or 0. A second SIGINT ends the process at once with 130. Holding
+ * again forgets the note. Whatever way a script ends, the program releases. */
+void pk_signals_hold(void);
+int pk_signals_pending(void);
+void pk_signals_release(void);
+
 /* --- token caches and loaders -------------------------------------------------------------- */
 
 /* A sequence of token ids, in memory or in the files of a cache. Not changed by being read, so that
@@ -417,10 +466,6 @@ void pk_cache_free(pk_cache *cache);
 /* The text of the manifest, and the tokens of a split (NULL: there is no such split). Borrowed. */
 const char *pk_cache_manifest(const pk_cache *cache, int64_t *bytes);
 const pk_tokens *pk_cache_split(const pk_cache *cache, const char *split);
-
-/* Reads everything: the SHA-256 of every file, every id, and of each split with tokens_sha256 that
- * of its tokens. */
-pk_status pk_cache_verify(const pk_cache *cache);
 
 /* Training batches without end: sample k is the ids kT .. kT+T, T inputs and T targets. See
  * docs/data.md for their order, which depends on these options alone. */

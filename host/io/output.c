@@ -87,12 +87,13 @@ static pk_status sync_folder(const char *path) {
   return status;
 }
 
+pk_status pk_output_sync(pk_output *output) {
+  return fsync(output->fd) == 0 ? PK_OK : pk_fail_io(output->path, "be brought to disk");
+}
+
 pk_status pk_output_publish(pk_output *output) {
-  pk_status status = PK_OK;
-  if (fsync(output->fd) != 0) {
-    status = pk_fail_io(output->path, "be brought to disk");
-    goto done;
-  }
+  pk_status status = pk_output_sync(output);
+  if (status) goto done;
   int failed = close(output->fd);
   output->fd = -1;
   if (failed || rename(output->temporary, output->path) != 0) {

@@ -17,6 +17,9 @@ pk_status pk_output_open(pk_output *output, const char *path);
 /* Appends bytes. */
 pk_status pk_output_write(pk_output *output, const void *data, int64_t bytes);
 
+/* Brings the file, as far as it is written, to disk. */
+pk_status pk_output_sync(pk_output *output);
+
 /* Brings the file to disk and gives it its name. Ends the output: on failure nothing is left. */
 pk_status pk_output_publish(pk_output *output);
 

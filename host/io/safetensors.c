@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "io/output.h"
+#include "io/frames.h"
 #include "io/value.h"
 
 /* A header that is all commas would become a tree 100 times its size; a million tensors fit this.
@@ -23,6 +23,7 @@ static const int64_t MAX_READ = 1 << 30; /* Linux reads at most 2 GiB at once */
 struct pk_safetensors {
   char *path;
   int fd;
+  pk_frames *frames; /* of a compressed file, else NULL */
   int64_t data_start;
   int64_t data_bytes;
   pk_value *header; /* owns all strings */
@@ -36,6 +37,7 @@ struct pk_safetensors {
 
 /* Reads bytes at offset; the file may have become shorter since it was opened. */
 static pk_status read_at(const pk_safetensors *file, int64_t offset, void *data, int64_t bytes) {
+  if (file->frames) return pk_frames_read(file->frames, offset, data, bytes);
   char *to = data;
   while (bytes > 0) {
     ssize_t got = pread(file->fd, to, (size_t)(bytes < MAX_READ ? bytes : MAX_READ), offset);
@@ -52,21 +54,35 @@ static pk_status read_at(const pk_safetensors *file, int64_t offset, void *data,
   return PK_OK;
 }
 
-/* Opens the file and finds its parts. *header_bytes: the size of the header. */
-static pk_status open_parts(pk_safetensors *file, int64_t *header_bytes) {
+/* Opens the file, compressed or not. *size: the bytes of its content. */
+static pk_status open_content(pk_safetensors *file, int64_t *size) {
   /* Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever. */
   file->fd = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file->fd < 0) return pk_fail_io(file->path, "be opened");
   struct stat about;
   if (fstat(file->fd, &about) != 0) return pk_fail_io(file->path, "be read");
   if (!S_ISREG(about.st_mode)) return pk_fail(PK_IO, "%s: is not a regular file", file->path);
-  int64_t size = about.st_size;
+  *size = about.st_size;
+  char head[4];
+  if (*size < (int64_t)sizeof head) return PK_OK;
+  pk_status status = read_at(file, 0, head, sizeof head);
+  if (status || !pk_frames_begin(head, sizeof head)) return status;
+  status = pk_frames_open(file->fd, file->path, about.st_size, &file->frames);
+  if (!status) *size = pk_frames_bytes(file->frames);
+  return status;
+}
+
+/* Opens the file and finds its parts. *header_bytes: the size of the header. */
+static pk_status open_parts(pk_safetensors *file, int64_t *header_bytes) {
+  int64_t size = 0;
+  pk_status status = open_content(file, &size);
+  if (status) return status;
   uint64_t stated = 0;
   if (size < (int64_t)sizeof stated) {
     return pk_fail(PK_FORMAT, "%s: %" PRId64 " bytes are too few for a safetensors file",
                    file->path, size);
   }
-  pk_status status = read_at(file, 0, &stated, sizeof stated);
+  status = read_at(file, 0, &stated, sizeof stated);
   if (status) return status;
   if (stated > PK_SAFETENSORS_HEADER) {
     return pk_fail(PK_FORMAT, "%s: a header of %" PRIu64 " bytes; the largest allowed has %d",
@@ -310,6 +326,7 @@ pk_status pk_safetensors_open(const char *path, pk_safetensors **file) {
 
 void pk_safetensors_close(pk_safetensors *file) {
   if (!file) return;
+  pk_frames_free(file->frames);
   if (file->fd >= 0) close(file->fd);
   pk_value_free(file->header);
   free(file->entries);

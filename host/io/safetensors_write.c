@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "io/output.h"
+#include "io/frames.h"
 #include "io/safetensors.h"
 #include "io/value.h"
 
@@ -18,6 +18,8 @@ typedef struct declaration {
 
 struct pk_safetensors_writer {
   pk_output output;
+  pk_frame_writer *frames; /* of a compressed file, else NULL */
+  bool complete;
   FILE *header; /* the JSON so far, without its closing brace; NULL once it is written */
   char *text;   /* of header */
   size_t text_bytes;
@@ -53,6 +55,7 @@ pk_status pk_safetensors_writer_create(const char *path, pk_safetensors_writer *
 void pk_safetensors_writer_free(pk_safetensors_writer *writer) {
   if (!writer) return;
   if (writer->header) fclose(writer->header);
+  pk_frame_writer_free(writer->frames);
   pk_output_discard(&writer->output);
   for (int64_t i = 0; i < writer->key_count; i++) free(writer->keys[i]);
   for (int64_t i = 0; i < writer->count; i++) free(writer->tensors[i].name);
@@ -64,13 +67,14 @@ void pk_safetensors_writer_free(pk_safetensors_writer *writer) {
 
 /* A file ends when it is finished, and when it could not be written. */
 static pk_status check_open(const pk_safetensors_writer *writer) {
-  if (writer->output.fd >= 0) return PK_OK;
+  if (writer->output.fd >= 0 && !writer->complete) return PK_OK;
   return pk_fail(PK_INVALID, "a safetensors file is written to after its end");
 }
 
 /* Writes bytes, or ends the file. */
 static pk_status write_bytes(pk_safetensors_writer *writer, const void *data, int64_t bytes) {
-  pk_status status = pk_output_write(&writer->output, data, bytes);
+  pk_status status = writer->frames ? pk_frame_writer_add(writer->frames, data, bytes)
+                                    : pk_output_write(&writer->output, data, bytes);
   if (status) pk_output_discard(&writer->output);
   return status;
 }
@@ -271,15 +275,35 @@ pk_status pk_safetensors_writer_data(pk_safetensors_writer *writer, const void *
   return status;
 }
 
-pk_status pk_safetensors_writer_finish(pk_safetensors_writer *writer) {
+pk_status pk_safetensors_writer_compress(pk_safetensors_writer *writer, int level, int threads) {
+  return pk_frame_writer_create(&writer->output, level, threads, &writer->frames);
+}
+
+static pk_status check_data(pk_safetensors_writer *writer) {
+  skip_complete(writer);
+  if (writer->current == writer->count) return PK_OK;
+  const declaration *tensor = &writer->tensors[writer->current];
+  return pk_fail(PK_INVALID, "%s: tensor '%.200s' has %" PRId64 " of its %" PRId64 " bytes",
+                 writer->output.path, tensor->name, writer->written, tensor->bytes);
+}
+
+pk_status pk_safetensors_writer_complete(pk_safetensors_writer *writer, const char **temporary) {
   pk_status status = check_open(writer);
   if (!status && writer->header) status = write_header(writer);
+  if (!status) status = check_data(writer);
   if (status) return status;
-  skip_complete(writer);
-  if (writer->current < writer->count) {
-    const declaration *tensor = &writer->tensors[writer->current];
-    return pk_fail(PK_INVALID, "%s: tensor '%.200s' has %" PRId64 " of its %" PRId64 " bytes",
-                   writer->output.path, tensor->name, writer->written, tensor->bytes);
-  }
-  return pk_output_publish(&writer->output);
+  if (writer->frames) status = pk_frame_writer_end(writer->frames);
+  if (!status) status = pk_output_sync(&writer->output);
+  if (status) pk_output_discard(&writer->output);
+  writer->complete = true;
+  *temporary = writer->output.temporary;
+  return status;
+}
+
+pk_status pk_safetensors_writer_finish(pk_safetensors_writer *writer) {
+  const char *temporary;
+  pk_status status = writer->complete && writer->output.fd >= 0
+                         ? PK_OK
+                         : pk_safetensors_writer_complete(writer, &temporary);
+  return status ? status : pk_output_publish(&writer->output);
 }

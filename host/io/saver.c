@@ -1,0 +1,382 @@
+/* Writes copies of tensors to files in the background: snapshots, and the thread that saves them.
+ */
+#include <inttypes.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <time.h>
+
+#include "io/output.h"
+#include "io/safetensors.h"
+
+enum {
+  NICENESS = 10,         /* of the thread */
+  PIECE_BYTES = 1 << 24, /* written, or read back, between looks at stop */
+  SPARE_BYTES = 1 << 20, /* that the disk must have besides the data */
+  MESSAGE_BYTES = 2048
+};
+
+/* --- snapshots --- */
+
+typedef struct item {
+  char *name;
+  const char *dtype;
+  int rank;
+  int64_t shape[PK_SAFETENSORS_RANK];
+  char *data;
+  int64_t bytes;
+} item;
+
+typedef struct pair {
+  char *key;
+  char *value;
+} pair;
+
+struct pk_snapshot {
+  char *path;
+  int level;
+  int threads;
+  item *items;
+  int64_t item_count;
+  pair *pairs;
+  int64_t pair_count;
+  int64_t bytes;
+  pk_snapshot *next; /* in a saver's queue */
+};
+
+pk_status pk_snapshot_create(const char *path, int level, int threads, pk_snapshot **snapshot) {
+  *snapshot = calloc(1, sizeof **snapshot);
+  if (*snapshot) (*snapshot)->path = strdup(path);
+  if (!*snapshot || !(*snapshot)->path) {
+    pk_snapshot_free(*snapshot);
+    *snapshot = NULL;
+    return pk_fail(PK_NO_MEMORY, "%s: no memory for a snapshot", path);
+  }
+  (*snapshot)->level = level;
+  (*snapshot)->threads = threads;
+  return PK_OK;
+}
+
+void pk_snapshot_free(pk_snapshot *snapshot) {
+  if (!snapshot) return;
+  for (int64_t i = 0; i < snapshot->item_count; i++) {
+    free(snapshot->items[i].name);
+    free(snapshot->items[i].data);
+  }
+  for (int64_t i = 0; i < snapshot->pair_count; i++) {
+    free(snapshot->pairs[i].key);
+    free(snapshot->pairs[i].value);
+  }
+  free(snapshot->items);
+  free(snapshot->pairs);
+  free(snapshot->path);
+  free(snapshot);
+}
+
+int64_t pk_snapshot_bytes(const pk_snapshot *snapshot) {
+  return snapshot->bytes;
+}
+
+/* Makes room for one more of count entries, zeroed. */
+static void *grow(void *list, int64_t count, size_t size) {
+  char *larger = realloc(list, (size_t)(count + 1) * size);
+  if (larger) memset(larger + (size_t)count * size, 0, size);
+  return larger;
+}
+
+static pk_status fail_memory(const pk_snapshot *snapshot, const char *name) {
+  return pk_fail(PK_NO_MEMORY, "%s: no memory for a copy of '%.200s'", snapshot->path, name);
+}
+
+pk_status pk_snapshot_metadata(pk_snapshot *snapshot, const char *key, const char *value) {
+  pair *larger = grow(snapshot->pairs, snapshot->pair_count, sizeof *larger);
+  if (!larger) return fail_memory(snapshot, key);
+  snapshot->pairs = larger;
+  pair *added = &larger[snapshot->pair_count++];
+  added->key = strdup(key);
+  added->value = strdup(value);
+  return added->key && added->value ? PK_OK : fail_memory(snapshot, key);
+}
+
+static const char *file_dtype(int dtype) {
+  switch (dtype) {
+  case PK_F64:
+    return "F64";
+  case PK_F32:
+    return "F32";
+  case PK_BF16:
+    return "BF16";
+  default:
+    return "I32";
+  }
+}
+
+pk_status pk_snapshot_tensor(pk_snapshot *snapshot, const char *name, const pk_tensor *tensor,
+                             int rank, const int64_t *shape) {
+  if (rank < 0 || rank > PK_SAFETENSORS_RANK) {
+    return pk_fail(PK_INVALID, "%s: tensor '%.200s': %d dimensions", snapshot->path, name, rank);
+  }
+  int64_t numel = 1;
+  for (int d = 0; d < rank; d++) numel *= shape[d];
+  if (numel != tensor->numel) {
+    return pk_fail(PK_INVALID, "%s: tensor '%.200s' of %" PRId64 " elements in a shape of %" PRId64,
+                   snapshot->path, name, tensor->numel, numel);
+  }
+  item *larger = grow(snapshot->items, snapshot->item_count, sizeof *larger);
+  if (!larger) return fail_memory(snapshot, name);
+  snapshot->items = larger;
+  item *added = &larger[snapshot->item_count++];
+  added->dtype = file_dtype(tensor->dtype);
+  added->rank = rank;
+  if (rank > 0) memcpy(added->shape, shape, (size_t)rank * sizeof *shape);
+  added->bytes = tensor->numel * pk_dtype_size(tensor->dtype);
+  added->name = strdup(name);
+  added->data = malloc((size_t)added->bytes + 1);
+  if (!added->name || !added->data) return fail_memory(snapshot, name);
+  snapshot->bytes += added->bytes;
+  return pk_tensor_read(tensor, added->data, added->bytes);
+}
+
+/* --- the saver --- */
+
+struct pk_saver {
+  pthread_t thread;
+  pthread_mutex_t mutex;
+  pthread_cond_t work; /* there is a snapshot, or stop */
+  pthread_cond_t done; /* one is finished, or failed */
+  bool stop;
+  pk_snapshot *first, *last; /* the queue */
+  int64_t unfinished_bytes;
+  pk_saver_progress progress;
+  pk_status failure;
+  char message[MESSAGE_BYTES];
+};
+
+static bool is_stopped(pk_saver *saver) {
+  pthread_mutex_lock(&saver->mutex);
+  bool stop = saver->stop;
+  pthread_mutex_unlock(&saver->mutex);
+  return stop;
+}
+
+static pk_status declare(const pk_snapshot *snapshot, pk_safetensors_writer *writer) {
+  pk_status status = PK_OK;
+  for (int64_t i = 0; i < snapshot->pair_count && !status; i++) {
+    status =
+        pk_safetensors_writer_metadata(writer, snapshot->pairs[i].key, snapshot->pairs[i].value);
+  }
+  for (int64_t i = 0; i < snapshot->item_count && !status; i++) {
+    const item *tensor = &snapshot->items[i];
+    status = pk_safetensors_writer_declare(writer, tensor->name, tensor->dtype, tensor->rank,
+                                           tensor->shape);
+  }
+  return status;
+}
+
+static pk_status write_item(pk_saver *saver, const item *tensor, pk_safetensors_writer *writer) {
+  for (int64_t at = 0; at < tensor->bytes; at += PIECE_BYTES) {
+    if (is_stopped(saver)) return pk_fail(PK_INVALID, "given up");
+    int64_t left = tensor->bytes - at;
+    pk_status status = pk_safetensors_writer_data(writer, tensor->data + at,
+                                                  left < PIECE_BYTES ? left : PIECE_BYTES);
+    if (status) return status;
+  }
+  return PK_OK;
+}
+
+static pk_status compare_item(pk_saver *saver, const item *tensor, pk_safetensors *file,
+                              int64_t index, char *piece) {
+  for (int64_t at = 0; at < tensor->bytes; at += PIECE_BYTES) {
+    if (is_stopped(saver)) return pk_fail(PK_INVALID, "given up");
+    int64_t left = tensor->bytes - at, count = left < PIECE_BYTES ? left : PIECE_BYTES;
+    pk_status status = pk_safetensors_read_part(file, index, at, piece, count);
+    if (status) return status;
+    if (memcmp(piece, tensor->data + at, (size_t)count) != 0) {
+      return pk_fail(PK_FORMAT, "tensor '%.200s' is not what was written", tensor->name);
+    }
+  }
+  return PK_OK;
+}
+
+/* Opens a file as any reader would, and compares its tensors with the snapshot. */
+static pk_status read_back(pk_saver *saver, const pk_snapshot *snapshot, const char *path) {
+  pk_safetensors *file = NULL;
+  char *piece = malloc(PIECE_BYTES);
+  pk_status status = piece ? pk_safetensors_open(path, &file)
+                           : pk_fail(PK_NO_MEMORY, "%s: no memory to read it back", path);
+  if (!status && pk_safetensors_count(file) != snapshot->item_count) {
+    status = pk_fail(PK_FORMAT, "not as many tensors as were written");
+  }
+  /* Without empty tensors the order of the data is that in which they were declared. */
+  for (int64_t i = 0; i < snapshot->item_count && !status; i++) {
+    status = compare_item(saver, &snapshot->items[i], file, i, piece);
+  }
+  pk_safetensors_close(file);
+  free(piece);
+  return status ? pk_fail_within(status, "%s: reading it back", snapshot->path) : PK_OK;
+}
+
+static pk_status save(pk_saver *saver, const pk_snapshot *snapshot) {
+  pk_safetensors_writer *writer = NULL;
+  const char *temporary = NULL;
+  pk_status status = pk_safetensors_writer_create(snapshot->path, &writer);
+  if (!status && snapshot->level != 0) {
+    status = pk_safetensors_writer_compress(writer, snapshot->level, snapshot->threads);
+  }
+  if (!status) status = declare(snapshot, writer);
+  for (int64_t i = 0; i < snapshot->item_count && !status; i++) {
+    status = write_item(saver, &snapshot->items[i], writer);
+  }
+  if (!status) status = pk_safetensors_writer_complete(writer, &temporary);
+  if (!status) status = read_back(saver, snapshot, temporary);
+  if (!status) status = pk_safetensors_writer_finish(writer);
+  pk_safetensors_writer_free(writer);
+  return status;
+}
+
+/* Waits for a snapshot, which is taken from the queue; NULL: stop. */
+static pk_snapshot *take(pk_saver *saver) {
+  pthread_mutex_lock(&saver->mutex);
+  while (!saver->stop && !saver->first) pthread_cond_wait(&saver->work, &saver->mutex);
+  pk_snapshot *snapshot = saver->stop ? NULL : saver->first;
+  if (snapshot) saver->first = snapshot->next;
+  if (!saver->first) saver->last = NULL;
+  pthread_mutex_unlock(&saver->mutex);
+  return snapshot;
+}
+
+static void *saver_main(void *argument) {
+  pk_saver *saver = argument;
+  /* On Linux a priority belongs to a thread; a refusal only costs training some time. */
+  setpriority(PRIO_PROCESS, 0, NICENESS);
+  pk_snapshot *snapshot;
+  while ((snapshot = take(saver))) {
+    double began = pk_clock();
+    pk_status status = saver->failure ? saver->failure : save(saver, snapshot);
+    pthread_mutex_lock(&saver->mutex);
+    saver->unfinished_bytes -= snapshot->bytes;
+    if (status && !saver->failure) {
+      saver->failure = status;
+      snprintf(saver->message, sizeof saver->message, "%s", pk_error_message());
+    }
+    if (!status) {
+      saver->progress.finished++;
+      saver->progress.seconds = pk_clock() - began;
+      saver->progress.bytes = pk_file_size(snapshot->path);
+    }
+    pthread_cond_signal(&saver->done);
+    pthread_mutex_unlock(&saver->mutex);
+    pk_snapshot_free(snapshot);
+  }
+  return NULL;
+}
+
+static int start_thread(pk_saver *saver) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before); /* the main thread alone meets signals */
+  int failure = pthread_create(&saver->thread, NULL, saver_main, saver);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  return failure;
+}
+
+pk_status pk_saver_create(pk_saver **saver) {
+  *saver = NULL;
+  pk_saver *created = calloc(1, sizeof *created);
+  if (!created) return pk_fail(PK_NO_MEMORY, "no memory for a saver");
+  pthread_mutex_init(&created->mutex, NULL);
+  pthread_cond_init(&created->work, NULL);
+  pthread_condattr_t attributes;
+  pthread_condattr_init(&attributes);
+  pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+  pthread_cond_init(&created->done, &attributes);
+  pthread_condattr_destroy(&attributes);
+  int failure = start_thread(created);
+  if (failure) {
+    free(created);
+    return pk_fail(PK_NO_MEMORY, "cannot start the thread that saves: %s", strerror(failure));
+  }
+  *saver = created;
+  return PK_OK;
+}
+
+void pk_saver_free(pk_saver *saver) {
+  if (!saver) return;
+  pthread_mutex_lock(&saver->mutex);
+  saver->stop = true;
+  pthread_cond_signal(&saver->work);
+  pthread_mutex_unlock(&saver->mutex);
+  pthread_join(saver->thread, NULL);
+  while (saver->first) {
+    pk_snapshot *next = saver->first->next;
+    pk_snapshot_free(saver->first);
+    saver->first = next;
+  }
+  pthread_mutex_destroy(&saver->mutex);
+  pthread_cond_destroy(&saver->work);
+  pthread_cond_destroy(&saver->done);
+  free(saver);
+}
+
+/* Whether the disk has room for bytes besides what is still to be written. */
+static pk_status check_space(const pk_saver *saver, const pk_snapshot *snapshot) {
+  char *folder = strdup(snapshot->path);
+  if (!folder) return pk_fail(PK_NO_MEMORY, "no memory for the path of %s", snapshot->path);
+  char *slash = strrchr(folder, '/');
+  if (slash) slash[slash == folder] = '\0';
+  struct statvfs disk;
+  pk_status status = PK_OK;
+  if (statvfs(slash ? folder : ".", &disk) != 0) {
+    status = pk_fail_io(snapshot->path, "find its disk");
+  } else {
+    double room = (double)disk.f_bavail * (double)disk.f_frsize;
+    double wanted = (double)(saver->unfinished_bytes + snapshot->bytes + SPARE_BYTES);
+    if (room < wanted) {
+      status = pk_fail(PK_IO,
+                       "%s: cannot be written: it may need %.1f MiB, and the disk has %.1f MiB "
+                       "left",
+                       snapshot->path, wanted / 1048576, room / 1048576);
+    }
+  }
+  free(folder);
+  return status;
+}
+
+pk_status pk_saver_submit(pk_saver *saver, pk_snapshot *snapshot) {
+  pthread_mutex_lock(&saver->mutex);
+  pk_status status =
+      saver->failure ? pk_fail(saver->failure, "%s", saver->message) : check_space(saver, snapshot);
+  if (!status) {
+    if (saver->last) {
+      saver->last->next = snapshot;
+    } else {
+      saver->first = snapshot;
+    }
+    saver->last = snapshot;
+    saver->unfinished_bytes += snapshot->bytes;
+    saver->progress.submitted++;
+    pthread_cond_signal(&saver->work);
+  }
+  pthread_mutex_unlock(&saver->mutex);
+  if (status) pk_snapshot_free(snapshot);
+  return status;
+}
+
+pk_status pk_saver_poll(pk_saver *saver, double seconds, pk_saver_progress *progress) {
+  double end = pk_clock() + (seconds > 0 ? seconds < 1e9 ? seconds : 1e9 : 0);
+  struct timespec until = {.tv_sec = (time_t)end};
+  until.tv_nsec = (long)((end - (double)until.tv_sec) * 1e9);
+  pthread_mutex_lock(&saver->mutex);
+  int timeout = seconds > 0 ? 0 : 1;
+  while (!timeout && !saver->failure && saver->progress.finished < saver->progress.submitted) {
+    timeout = pthread_cond_timedwait(&saver->done, &saver->mutex, &until);
+  }
+  *progress = saver->progress;
+  pk_status status = saver->failure ? pk_fail(saver->failure, "%s", saver->message) : PK_OK;
+  pthread_mutex_unlock(&saver->mutex);
+  return status;
+}
