@@ -70,6 +70,6 @@ run:result {loss = final.loss, perplexity = final.perplexity, loss_worker = fina
 if options.sample > 0 then
   local continued = pack.generate.text(trainer.model:average(), tokenizer, options.prompt,
     {tokens = options.sample, seed = config.runtime.seed})
-  print("\n" .. options.prompt .. continued)
+  print("\n" .. options.prompt .. pack.generate.printable(continued))
 end
 run:close()

@@ -15,7 +15,7 @@ local options = pack.options.parse {
   positional = {name = "FILE", min = 1, help = "golden case (safetensors)"},
 }
 
-local context = pack.context {device = options.device}
+local context = pack.runtime.context {device = options.device}
 local failed = false
 for _, path in ipairs(options.positional) do
   print(("%s (%s on %s)"):format(path, options.dtype, options.device))

@@ -145,4 +145,8 @@ describe("Continuing a text", function()
     assert.equal("", generate.text(one, bytes, "ab", {tokens = 0}))
     bytes:close()
   end)
+
+  it("can be shown without its control characters", function()
+    assert.equal("a\tb\n?c??d\195\164?", generate.printable("a\tb\n\27c\0\rd\195\164\127"))
+  end)
 end)

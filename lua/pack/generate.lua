@@ -78,4 +78,10 @@ function generate.text(model, tokenizer, prompt, options)
   return tokenizer:decode(generate.ids(model, ids, all))
 end
 
+--- A text with control characters, but for tabs and ends of lines, as "?": made-up bytes could set a
+-- terminal's modes.
+function generate.printable(text)
+  return (text:gsub("[%z\1-\8\11-\31\127]", "?"))
+end
+
 return generate

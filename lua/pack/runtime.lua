@@ -4,8 +4,9 @@ local failure = require "pack.failure"
 
 local runtime = {}
 
--- The context of the settings; a device that is not there is the user's mistake, not the program's.
-local function open_context(settings)
+--- A context of settings (device, threads, memory_limit_mib; false or nil: as context.create has it). A
+-- device that is not there is the user's mistake: a usage error.
+function runtime.context(settings)
   local good, opened = pcall(context.create, {device = settings.device,
     threads = settings.threads or nil, memory_limit_mib = settings.memory_limit_mib or nil})
   if not good then failure.usage("%s", (tostring(opened):gsub("^[^ ]*:%d+: ", ""))) end
@@ -19,7 +20,7 @@ end
 function runtime.open(config)
   local settings, remarks = config.runtime, {}
   if settings.device == "auto" then settings.device = "cpu" end
-  local opened = open_context(settings)
+  local opened = runtime.context(settings)
   if settings.amp == "auto" then
     settings.amp = opened:has_bf16()
     if not settings.amp then
