@@ -447,7 +447,7 @@ typedef struct pk_tokens pk_tokens;
  * used; ids must be below vocabulary, which is checked where they are read. Owned. */
 pk_status pk_tokens_from_memory(const void *ids, int64_t count, int width, int64_t vocabulary,
                                 pk_tokens **tokens);
-void pk_tokens_free(pk_tokens *tokens);
+void pk_tokens_free(const pk_tokens *tokens);
 int64_t pk_tokens_count(const pk_tokens *tokens);
 
 /* Ids first .. first+count-1. Errors: a range outside the sequence; of a cache: a file that is
@@ -486,7 +486,7 @@ typedef struct pk_loader_options {
 
 pk_loader_options pk_loader_defaults(void);
 
-/* Owned; tokens must outlive it. Errors: no whole sample, options out of range, no memory. */
+/* Owned; it takes a share of tokens. Errors: no whole sample, options out of range, no memory. */
 pk_status pk_loader_create(const pk_tokens *tokens, pk_loader **loader,
                            const pk_loader_options *options);
 
@@ -515,18 +515,20 @@ typedef struct pk_blocks_options {
   uint64_t seed;
 } pk_blocks_options;
 
-/* Owned; tokens must outlive it. Errors: fewer than two tokens, options out of range, no memory. */
+/* Owned; it takes a share of tokens. Errors: fewer than two tokens, options out of range, no memory. */
 pk_status pk_blocks_create(const pk_tokens *tokens, pk_blocks **blocks,
                            const pk_blocks_options *options);
 void pk_blocks_free(pk_blocks *blocks);
 
 /* The next blocks as arrays [batch_size, T]; *rows says how many are real (the others are padding),
- * 0 at the end, after which the stream begins again. */
+ * 0 at the end. Rewinding begins again. */
 pk_status pk_blocks_next(pk_blocks *blocks, int32_t *tokens, int32_t *targets, int64_t *rows);
+void pk_blocks_rewind(pk_blocks *blocks);
 
-/* How many blocks the stream hands out, and how many there are. */
+/* How many blocks the stream hands out, how many there are, and the targets of the former. */
 int64_t pk_blocks_count(const pk_blocks *blocks);
 int64_t pk_blocks_total(const pk_blocks *blocks);
+int64_t pk_blocks_targets(const pk_blocks *blocks);
 
 /* --- tokenizers ---------------------------------------------------------------------------- */
 

@@ -24,16 +24,17 @@ struct pk_token_reader {
   uint8_t *skipped; /* where ids go that nobody asked for */
 };
 
-void pk_tokens_clear(pk_tokens *tokens) {
-  for (int64_t i = 0; i < tokens->shard_count; i++) free(tokens->shards[i].path);
-  free(tokens->shards);
-  *tokens = (pk_tokens){0};
+const pk_tokens *pk_tokens_hold(const pk_tokens *tokens) {
+  ((pk_tokens *)tokens)->holders++;
+  return tokens;
 }
 
-void pk_tokens_free(pk_tokens *tokens) {
-  if (!tokens) return;
-  pk_tokens_clear(tokens);
-  free(tokens);
+void pk_tokens_free(const pk_tokens *tokens) {
+  pk_tokens *held = (pk_tokens *)tokens;
+  if (!held || --held->holders > 0) return;
+  for (int64_t i = 0; i < held->shard_count; i++) free(held->shards[i].path);
+  free(held->shards);
+  free(held);
 }
 
 int64_t pk_tokens_count(const pk_tokens *tokens) {
@@ -53,6 +54,7 @@ pk_status pk_tokens_from_memory(const void *ids, int64_t count, int width, int64
   }
   pk_tokens *made = calloc(1, sizeof *made);
   if (!made) return pk_fail(PK_NO_MEMORY, "no memory for a sequence of tokens");
+  made->holders = 1;
   made->memory = ids;
   made->count = count;
   made->width = width;
@@ -63,7 +65,7 @@ pk_status pk_tokens_from_memory(const void *ids, int64_t count, int width, int64
 
 /* --- shards --- */
 
-static pk_status open_shard(const pk_shard *shard, int32_t width, int *fd) {
+static pk_status open_shard(const pk_token_file *shard, int32_t width, int *fd) {
   *fd = open(shard->path, O_RDONLY | O_CLOEXEC);
   if (*fd < 0) return pk_fail_io(shard->path, "be opened");
   struct stat about;
@@ -85,14 +87,14 @@ static pk_status open_shard(const pk_shard *shard, int32_t width, int *fd) {
   return status;
 }
 
-pk_status pk_shard_check(const pk_shard *shard, int32_t width) {
+pk_status pk_token_file_check(const pk_token_file *shard, int32_t width) {
   int fd;
   pk_status status = open_shard(shard, width, &fd);
   if (!status) close(fd);
   return status;
 }
 
-static pk_status read_plain(pk_token_reader *reader, const pk_shard *shard, int64_t offset,
+static pk_status read_plain(pk_token_reader *reader, const pk_token_file *shard, int64_t offset,
                             char *into, int64_t bytes) {
   for (int64_t done = 0; done < bytes;) {
     ssize_t got = pread(reader->fd, into + done, (size_t)(bytes - done), offset + done);
@@ -108,7 +110,7 @@ static pk_status read_plain(pk_token_reader *reader, const pk_shard *shard, int6
 }
 
 /* Reads more of a compressed file; *ended at its end. */
-static pk_status refill(pk_token_reader *reader, const pk_shard *shard, bool *ended) {
+static pk_status refill(pk_token_reader *reader, const pk_token_file *shard, bool *ended) {
   ssize_t got;
   do {
     got = read(reader->fd, reader->input, ZSTD_DStreamInSize());
@@ -120,7 +122,7 @@ static pk_status refill(pk_token_reader *reader, const pk_shard *shard, bool *en
 }
 
 /* Decompresses up to bytes into into; *done says how many, fewer only at the end of the file. */
-static pk_status decompress(pk_token_reader *reader, const pk_shard *shard, void *into,
+static pk_status decompress(pk_token_reader *reader, const pk_token_file *shard, void *into,
                             int64_t bytes, int64_t *done) {
   ZSTD_outBuffer output = {into, (size_t)bytes, 0};
   bool ended = false;
@@ -147,7 +149,7 @@ static pk_status decompress(pk_token_reader *reader, const pk_shard *shard, void
 }
 
 /* At the shard's last id the file must end: it also brings the last frame's checksum. */
-static pk_status check_end(pk_token_reader *reader, const pk_shard *shard) {
+static pk_status check_end(pk_token_reader *reader, const pk_token_file *shard) {
   char more;
   int64_t got = 0;
   pk_status status = decompress(reader, shard, &more, 1, &got);
@@ -158,7 +160,7 @@ static pk_status check_end(pk_token_reader *reader, const pk_shard *shard) {
   return status;
 }
 
-static pk_status decompress_all(pk_token_reader *reader, const pk_shard *shard, void *into,
+static pk_status decompress_all(pk_token_reader *reader, const pk_token_file *shard, void *into,
                                 int64_t bytes) {
   int64_t got = 0;
   pk_status status = decompress(reader, shard, into, bytes, &got);
@@ -167,7 +169,7 @@ static pk_status decompress_all(pk_token_reader *reader, const pk_shard *shard, 
                  shard->path, (long long)reader->position, (long long)shard->tokens);
 }
 
-static pk_status rewind_compressed(pk_token_reader *reader, const pk_shard *shard) {
+static pk_status rewind_compressed(pk_token_reader *reader, const pk_token_file *shard) {
   if (lseek(reader->fd, 0, SEEK_SET) != 0) return pk_fail_io(shard->path, "be read");
   ZSTD_initDStream(reader->stream);
   reader->unread = (ZSTD_inBuffer){reader->input, 0, 0};
@@ -176,8 +178,8 @@ static pk_status rewind_compressed(pk_token_reader *reader, const pk_shard *shar
   return PK_OK;
 }
 
-static pk_status read_compressed(pk_token_reader *reader, const pk_shard *shard, int64_t offset,
-                                 char *into, int64_t bytes) {
+static pk_status read_compressed(pk_token_reader *reader, const pk_token_file *shard,
+                                 int64_t offset, char *into, int64_t bytes) {
   pk_status status = PK_OK;
   if (offset < reader->position) status = rewind_compressed(reader, shard);
   int64_t piece = (int64_t)ZSTD_DStreamOutSize();
@@ -248,7 +250,7 @@ static int64_t find_shard(const pk_tokens *tokens, int64_t place) {
 static pk_status read_shard(pk_token_reader *reader, int64_t number, int64_t first, int64_t count,
                             void *into) {
   const pk_tokens *tokens = reader->tokens;
-  const pk_shard *shard = &tokens->shards[number];
+  const pk_token_file *shard = &tokens->shards[number];
   pk_status status = PK_OK;
   if (reader->shard != number) {
     close_shard(reader);
@@ -308,7 +310,7 @@ pk_status pk_token_reader_read(pk_token_reader *reader, int64_t first, int64_t c
   }
   int64_t number = find_shard(tokens, first);
   for (int64_t done = 0; done < count; number++) {
-    const pk_shard *shard = &tokens->shards[number];
+    const pk_token_file *shard = &tokens->shards[number];
     int64_t start = first + done - shard->first, left = shard->tokens - start;
     int64_t take = count - done < left ? count - done : left;
     if (take == 0) continue; /* an empty shard */
@@ -336,8 +338,11 @@ pk_status pk_tokens_read(const pk_tokens *tokens, int64_t first, int64_t count, 
   if (!status) status = pk_token_reader_read(reader, first, count, ids);
   /* Stored ids fill the first half at most: widen from the back, so that none is overwritten. */
   if (!status && tokens->width == 2) {
-    const uint16_t *narrow = (const uint16_t *)(const void *)ids;
-    for (int64_t i = count - 1; i >= 0; i--) ids[i] = narrow[i];
+    for (int64_t i = count - 1; i >= 0; i--) {
+      uint16_t id;
+      memcpy(&id, (const char *)ids + i * 2, sizeof id);
+      ids[i] = id;
+    }
   }
   pk_token_reader_free(reader);
   return status;

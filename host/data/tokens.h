@@ -5,31 +5,32 @@
 #include "data/sha256.h"
 
 /* One file of a split. */
-typedef struct pk_shard {
+typedef struct pk_token_file {
   char *path;     /* as it is opened */
   int64_t first;  /* place of its first id in the split */
   int64_t tokens; /* ids in it */
   bool compressed;
   char sha256[PK_SHA256_TEXT]; /* of the file as it is stored */
-} pk_shard;
+} pk_token_file;
 
 struct pk_tokens {
+  int32_t holders; /* the last one frees it */
   int64_t count;
   int64_t vocabulary; /* ids are below it */
   int32_t width;      /* bytes of an id, little-endian: 2 or 4 */
   const void *memory; /* borrowed; NULL: the ids are in shards */
-  pk_shard *shards;
+  pk_token_file *shards;
   int64_t shard_count;
 };
 
-/* Frees what tokens holds, not the struct. */
-void pk_tokens_clear(pk_tokens *tokens);
+/* Takes a hold, which pk_tokens_free gives back. Like freeing, from one thread at a time. */
+const pk_tokens *pk_tokens_hold(const pk_tokens *tokens);
 
 /* A reader has a place: it keeps the shard it reads open, and a compressed one is decompressed once
  * when it is read from front to back. A reader belongs to one thread at a time. */
 typedef struct pk_token_reader pk_token_reader;
 
-/* Owned; tokens must outlive it. */
+/* Owned; tokens must outlive it, unlike with loaders. */
 pk_status pk_token_reader_create(const pk_tokens *tokens, pk_token_reader **reader);
 void pk_token_reader_free(pk_token_reader *reader);
 
@@ -38,7 +39,7 @@ void pk_token_reader_free(pk_token_reader *reader);
 pk_status pk_token_reader_read(pk_token_reader *reader, int64_t first, int64_t count, void *ids);
 
 /* Checks that a shard's file is there and, unless it is compressed, has its size. */
-pk_status pk_shard_check(const pk_shard *shard, int32_t width);
+pk_status pk_token_file_check(const pk_token_file *shard, int32_t width);
 
 /* Copies count ids of width bytes as i32. */
 void pk_ids_widen(const void *ids, int32_t width, int64_t count, int32_t *into);
