@@ -1,94 +1,104 @@
 /* The arithmetic of linear_loss.c for one REAL: included once for float and once for double. */
 
-/* Logits of rows first .. first+rows-1 for the vocabulary tile from token v on, [rows, tokens]. */
-static void NAMED(logits_tile)(const linear_job *job, int64_t worker, int64_t first, int64_t rows,
-                               int64_t v, int64_t tokens, REAL *logits, int64_t ld) {
-  const REAL *x = (const REAL *)job->x.data + worker * job->x.stride + first * job->width;
-  const REAL *weight =
-      (const REAL *)job->weight.data + worker * job->weight.stride + v * job->width;
-  REAL_GEMM(false, true, rows, tokens, job->width, 1, x, job->width, weight, job->width, 0, logits,
-            ld);
+/* A tile of logits: rows of x [rows, d] against tokens of weight [tokens, d], TILE_LD apart. */
+static void NAMED(logits_tile)(const linear_job *job, const REAL *x, const REAL *weight,
+                               int64_t rows, int64_t tokens, REAL *tile) {
+  REAL_GEMM(false, true, rows, tokens, job->width, 1, x, job->width, weight, job->width, 0, tile,
+            TILE_LD);
 }
 
-/* Adds a tile's row to a running log-sum-exp: sum of e^(logit - top). */
-static void NAMED(extend_sum)(const REAL *restrict row, int64_t count, REAL *top, double *sum) {
-  REAL largest = *top, lanes[LANES] = {0};
-  for (int64_t j = 0; j < count; j++) largest = row[j] > largest ? row[j] : largest;
-  int64_t j = 0;
-  for (; j + LANES <= count; j += LANES)
-    for (int l = 0; l < LANES; l++) lanes[l] += REAL_EXP(row[j + l] - largest);
-  for (int l = 0; j < count; j++, l++) lanes[l] += REAL_EXP(row[j] - largest);
-  double added = 0;
-  for (int l = 0; l < LANES; l++) added += lanes[l];
-  *sum = *sum * exp((double)*top - (double)largest) + added;
+/* Adds a tile's row to a running sum of e^(logit - top); the row is used up. */
+static void NAMED(extend_sum)(REAL *row, int64_t count, REAL *top, double *sum) {
+  REAL largest = NAMED(row_largest)(row, count);
+  if (!(largest > *top)) largest = *top;
+  NAMED(row_exponentials)(row, largest, count);
+  double before = *sum > 0 ? *sum * exp((double)*top - (double)largest) : 0;
+  *sum = before + (double)NAMED(row_sum)(row, count);
   *top = largest;
 }
 
 /* log-sum-exp and target logit of a block of rows, the vocabulary in tiles. */
-static void NAMED(forward_rows)(const linear_job *job, int64_t worker, int64_t first, int64_t rows,
-                                REAL *logits) {
+static void NAMED(forward_block)(const linear_job *job, int64_t worker, int64_t first, int64_t rows,
+                                 void *scratch) {
   const int32_t *targets = targets_of(job, worker) + first;
   REAL *lse = (REAL *)pk_tensor_data(job->lse) + worker * job->lse->stride + first;
-  double *picked = job->picked + worker * job->rows + first;
-  REAL tops[FORWARD_ROWS];
-  double sums[FORWARD_ROWS];
-  for (int64_t r = 0; r < rows; r++) {
-    tops[r] = -REAL_LARGEST;
-    sums[r] = 0;
-  }
-  for (int64_t v = 0; v < job->vocabulary; v += TOKENS) {
-    int64_t tokens = job->vocabulary - v < TOKENS ? job->vocabulary - v : TOKENS;
-    NAMED(logits_tile)(job, worker, first, rows, v, tokens, logits, tokens);
+  double *picked = job->picked + worker * job->rows + first, sums[MOST_ROWS] = {0};
+  REAL tops[MOST_ROWS], *tile = scratch;
+  REAL *weight_scratch = tile + TILE_ROWS * TILE_LD;
+  const REAL *x = pk_widened(job->x, worker * job->x->stride + first * job->width,
+                             rows * job->width, weight_scratch + TOKENS * job->width);
+  for (int64_t r = 0; r < rows; r++) tops[r] = -INFINITY;
+  for (int64_t v = 0; v < job->vocabulary; v += job->tokens) {
+    int64_t tokens = at_most(job->vocabulary - v, job->tokens);
+    const REAL *weight = pk_widened(job->weight, worker * job->weight->stride + v * job->width,
+                                    tokens * job->width, weight_scratch);
     for (int64_t r = 0; r < rows; r++) {
-      NAMED(extend_sum)(logits + r * tokens, tokens, &tops[r], &sums[r]);
-      if (targets[r] >= v && targets[r] < v + tokens)
-        picked[r] = logits[r * tokens + targets[r] - v];
+      if (r % TILE_ROWS == 0)
+        NAMED(logits_tile)
+        (job, x + r * job->width, weight, at_most(rows - r, TILE_ROWS), tokens, tile);
+      REAL *row = tile + r % TILE_ROWS * TILE_LD;
+      if (targets[r] >= v && targets[r] < v + tokens) picked[r] = row[targets[r] - v];
+      NAMED(extend_sum)(row, tokens, &tops[r], &sums[r]);
     }
   }
-  for (int64_t r = 0; r < rows; r++) lse[r] = (REAL)(tops[r] + log(sums[r]));
+  for (int64_t r = 0; r < rows; r++) lse[r] = (REAL)((double)tops[r] + log(sums[r]));
 }
 
-/* A tile of the chunk's logit gradients, (softmax - onehot) g, in place. */
-static void NAMED(gradient_tile)(const linear_job *job, int64_t v, int64_t tokens) {
-  int64_t worker = job->worker, first = job->first;
-  REAL *chunk = (REAL *)job->chunk + v;
-  NAMED(logits_tile)(job, worker, first, job->chunk_rows, v, tokens, chunk, job->vocabulary);
-  const int32_t *targets = targets_of(job, worker) + first;
-  const REAL *lse = (const REAL *)pk_tensor_data(job->lse) + worker * job->lse->stride + first;
-  REAL g = ((const REAL *)pk_tensor_data(job->g))[worker * job->g->stride];
-  for (int64_t r = 0; r < job->chunk_rows; r++) {
-    REAL *restrict row = chunk + r * job->vocabulary;
-    REAL shift = lse[r];
+/* A tile of logits, from chunk row `row` and token v on, becomes (softmax - onehot) g. */
+static void NAMED(slopes_tile)(const linear_job *job, int64_t row, int64_t rows, int64_t v,
+                               int64_t tokens, REAL *restrict tile) {
+  const int32_t *targets = targets_of(job, job->worker) + job->first + row;
+  const REAL *lse =
+      (const REAL *)pk_tensor_data(job->lse) + job->worker * job->lse->stride + job->first + row;
+  REAL g = ((const REAL *)pk_tensor_data(job->g))[job->worker * job->g->stride];
+  for (int64_t r = 0; r < rows; r++) {
+    REAL *restrict slopes = tile + r * TILE_LD;
     if (targets[r] == PK_IGNORED) {
-      memset(row, 0, (size_t)tokens * sizeof *row);
+      memset(slopes, 0, (size_t)tokens * sizeof *slopes);
       continue;
     }
-    bool has_target = targets[r] >= v && targets[r] < v + tokens;
-    REAL own = has_target ? (REAL_EXP(row[targets[r] - v] - shift) - 1) * g : 0;
-    for (int64_t j = 0; j < tokens; j++) row[j] = REAL_EXP(row[j] - shift) * g;
-    if (has_target) row[targets[r] - v] = own;
-    if (job->rounds) round_to_bf16((float *)row, tokens);
+    NAMED(row_exponentials)(slopes, lse[r], tokens);
+    if (targets[r] >= v && targets[r] < v + tokens) slopes[targets[r] - v] -= 1;
+    for (int64_t j = 0; j < tokens; j++) slopes[j] *= g;
+    if (job->rounds) pk_round_to_bf16((float *)slopes, tokens);
   }
 }
 
-/* Rows of x_grad from the chunk: dlogits times weight. */
-static void NAMED(x_gradient)(const linear_job *job, int64_t row, int64_t rows) {
-  const pk_tensor *x_grad = job->x_grad;
-  REAL *to = (REAL *)pk_tensor_data(x_grad) + job->worker * x_grad->stride +
-             (job->first + row) * job->width;
-  const REAL *weight = (const REAL *)job->weight.data + job->worker * job->weight.stride;
-  REAL_GEMM(false, false, rows, job->width, job->vocabulary, 1,
-            (const REAL *)job->chunk + row * job->vocabulary, job->vocabulary, weight, job->width,
-            job->accumulate_x, to, job->width);
+/* One group of the vocabulary against the chunk's rows: its rows of weight_grad, and its share of
+ * x_grad in partial [chunk_rows, d]. */
+static void NAMED(backward_group)(const linear_job *job, int64_t group, void *scratch) {
+  int64_t width = job->width, worker = job->worker, first = group * job->group_tokens;
+  int64_t last = at_most(first + job->group_tokens, job->vocabulary);
+  REAL *tile = scratch, *weight_scratch = tile + TILE_ROWS * TILE_LD;
+  REAL *partial = (REAL *)job->partials + group * job->chunk_rows * width;
+  REAL *grads = (REAL *)pk_tensor_data(job->weight_grad) + worker * job->weight_grad->stride;
+  const REAL *x = job->x_chunk;
+  for (int64_t v = first; v < last; v += job->tokens) {
+    int64_t tokens = at_most(last - v, job->tokens);
+    const REAL *weight = pk_widened(job->weight, worker * job->weight->stride + v * width,
+                                    tokens * width, weight_scratch);
+    for (int64_t r = 0; r < job->chunk_rows; r += TILE_ROWS) {
+      int64_t rows = at_most(job->chunk_rows - r, TILE_ROWS);
+      bool adds = job->accumulate_weight || job->first + r > 0;
+      NAMED(logits_tile)(job, x + r * width, weight, rows, tokens, tile);
+      NAMED(slopes_tile)(job, r, rows, v, tokens, tile);
+      REAL_GEMM(true, false, tokens, width, rows, 1, tile, TILE_LD, x + r * width, width, adds,
+                grads + v * width, width);
+      REAL_GEMM(false, false, rows, width, tokens, 1, tile, TILE_LD, weight, width, v > first,
+                partial + r * width, width);
+    }
+  }
 }
 
-/* A vocabulary tile of weight_grad: the chunk's dlogits, transposed, times x. */
-static void NAMED(weight_gradient)(const linear_job *job, int64_t v, int64_t tokens) {
-  const pk_tensor *weight_grad = job->weight_grad;
-  REAL *to =
-      (REAL *)pk_tensor_data(weight_grad) + job->worker * weight_grad->stride + v * job->width;
-  const REAL *x = (const REAL *)job->x.data + job->worker * job->x.stride + job->first * job->width;
-  bool adds = job->first > 0 || job->accumulate_weight;
-  REAL_GEMM(true, false, tokens, job->width, job->chunk_rows, 1, (const REAL *)job->chunk + v,
-            job->vocabulary, x, job->width, adds, to, job->width);
+/* x_grad of some of the chunk's rows: the groups' shares in order. */
+static void NAMED(add_partials)(const linear_job *job, int64_t row, int64_t rows) {
+  int64_t count = rows * job->width, start = row * job->width;
+  REAL *restrict x_grad = (REAL *)pk_tensor_data(job->x_grad) + job->worker * job->x_grad->stride +
+                          job->first * job->width + start;
+  if (!job->accumulate_x) memset(x_grad, 0, (size_t)count * sizeof *x_grad);
+  for (int64_t group = 0; group < job->groups; group++) {
+    const REAL *restrict partial =
+        (const REAL *)job->partials + group * job->chunk_rows * job->width + start;
+    for (int64_t i = 0; i < count; i++) x_grad[i] += partial[i];
+  }
 }
