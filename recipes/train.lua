@@ -18,10 +18,7 @@ local options = pack.options.parse {
 local config = options.config
 
 -- What to train on.
-local tokenizer = pack.tokenizer.open(config.data.tokenizer)
-pack.trainer.check_vocabulary(config, tokenizer)
-local text = pack.text.load {files = config.data.text or nil, tokenizer = tokenizer}
-pack.trainer.check_text(config, text)
+local data = pack.data.open(config)
 
 -- Where to train, and the folder that keeps a record of it.
 local context, remarks = pack.runtime.open(config)
@@ -30,11 +27,12 @@ local run = pack.run.create {recipe = "train", output = config.runtime.output_di
 run:log("run: %s", run.folder)
 run:log("%s", context:describe())
 for _, remark in ipairs(remarks) do run:log("%s", remark) end
-run:log("text: %d files, %d tokens to train on, %d held out", text.files, text.train.count,
-  text.validation.count)
+run:log("%s, %d tokens to train on, %d held out", data.description, data.train.count,
+  data.validation.count)
 
 local trainer = pack.trainer.create(config,
-  {context = context, train = text.train, validation = text.validation})
+  {context = context, train = data.train, validation = data.validation,
+    validation_complete = data.validation_complete})
 run:log("model: %d workers of %d parameters, %s, %s; %d steps of %d tokens", trainer.num_models,
   pack.llama.parameters(config.model), config.decentralized.topology,
   config.decentralized.scheme, trainer.total_steps, config.training.batch_tokens)
@@ -60,15 +58,17 @@ local each = {}
 for i, loss in ipairs(final.loss_worker) do each[i] = ("%.4f"):format(loss) end
 run:log("validation loss %.4f of the average (perplexity %.2f), %s of the workers", final.loss,
   final.perplexity, table.concat(each, " "))
-run:log("consensus distance %.4g; entropy of single tokens %.4f", final.consensus_distance,
-  text.unigram_entropy)
+run:log("consensus distance %.4g%s", final.consensus_distance, data.unigram_entropy
+  and ("; entropy of single tokens %.4f"):format(data.unigram_entropy) or "")
 run:log("weights: %s", run:save_average(trainer))
 run:result {loss = final.loss, perplexity = final.perplexity, loss_worker = final.loss_worker,
-  consensus_distance = final.consensus_distance, unigram_entropy = text.unigram_entropy,
+  consensus_distance = final.consensus_distance, unigram_entropy = data.unigram_entropy,
   steps = trainer.total_steps}
 
-if options.sample > 0 then
-  local continued = pack.generate.text(trainer.model:average(), tokenizer, options.prompt,
+if options.sample > 0 and not data.tokenizer then
+  run:log("no sample: %s", data.no_tokenizer)
+elseif options.sample > 0 then
+  local continued = pack.generate.text(trainer.model:average(), data.tokenizer, options.prompt,
     {tokens = options.sample, seed = config.runtime.seed})
   print("\n" .. options.prompt .. pack.generate.printable(continued))
 end

@@ -1,8 +1,8 @@
 -- recipes/train.lua as users run it: what a run prints and leaves, and what it refuses.
-local batches = require "pack.batches"
 local files = require "pack.files"
 local json = require "pack.json"
 local llama = require "pack.llama"
+local loader = require "pack.loader"
 local safetensors = require "pack.safetensors"
 local support = require "spec.support.helper"
 local text = require "pack.text"
@@ -179,7 +179,7 @@ describe("recipes/train.lua", function()
     for _, name in ipairs(model.names) do file:read_into(name, model.weight[name]) end
     file:close()
     local held_out = text.load({files = {source}, tokenizer = tokenizer.open "bytes"}).validation
-    local blocks = batches.validation {tokens = held_out, context_length = CONTEXT, batch_size = 7}
+    local blocks = loader.validation {tokens = held_out, context_length = CONTEXT, batch_size = 7}
     local sum, count = 0, 0
     for tokens, targets in blocks:each() do
       local loss, valid = model:loss(tokens, targets)

@@ -28,7 +28,8 @@ local function create(changes, data)
   local resolved = config.load("configs/tiny.lua", all)
   resolved.runtime.attention = "flash"
   return trainer.create(resolved, {context = context.default(), fused = data.fused,
-    train = data.train or stream(400, 13), validation = data.validation or stream(100, 13)})
+    train = data.train or stream(400, 13), validation = data.validation or stream(100, 13),
+    validation_complete = data.validation_complete})
 end
 
 local function steps(one, count)
@@ -52,10 +53,10 @@ end
 
 -- The mixing matrices that a trainer's next steps hand to the optimizer; false for a step that does not mix.
 local function mixings_of(one, count)
-  local list, optimizer_step = {}, one.optimizer.step
-  one.optimizer.step = function(self, step)
+  local list, prepare = {}, one.optimizer.prepare
+  one.optimizer.prepare = function(self, step)
     list[#list + 1] = step.mixes and step.mixing
-    return optimizer_step(self, step)
+    return prepare(self, step)
   end
   return list, steps(one, count)
 end
@@ -318,29 +319,9 @@ describe("Evaluation", function()
     assert.equal(a.loss, b.loss)
     assert.is_true(one:evaluate({blocks = 1000}).validation_complete)
   end)
-end)
 
-describe("A trainer's checks", function()
-  it("refuse a text without a sample or a held-out target", function()
-    local resolved = config.load("configs/tiny.lua", settings)
-    local function refused(train, validation, text)
-      local good, problem = pcall(trainer.check_text, resolved,
-        {train = stream(train, 13), validation = stream(validation, 13)})
-      assert.is_false(good)
-      assert.equal(2, problem.exit)
-      assert.is_truthy(tostring(problem):find(text, 1, true), tostring(problem))
-    end
-    refused(8, 10, "8 tokens to train on, and one sample takes 9, model.context_length 8")
-    refused(9, 1, "1 held-out tokens")
-    trainer.check_text(resolved, {train = stream(9, 13), validation = stream(2, 13)})
-  end)
-
-  it("refuse a vocabulary smaller than the tokenizer's", function()
-    local resolved = config.load("configs/tiny.lua", settings)
-    trainer.check_vocabulary(resolved, {vocab_size = 257})
-    local good, problem = pcall(trainer.check_vocabulary, resolved, {vocab_size = 258})
-    assert.is_false(good)
-    assert.equal(2, problem.exit)
-    assert.equal("model.vocab_size 257 is smaller than the tokenizer's 258 pieces", tostring(problem))
+  it("says when the held-out data itself was cut off", function()
+    local one = create({}, {validation_complete = false})
+    assert.is_false(one:evaluate().validation_complete)
   end)
 end)

@@ -1,12 +1,12 @@
 -- The training loop's machinery: data, model, optimizer, topology and schedule as one object that
 -- takes steps and evaluates. A recipe owns the loop; see recipes/train.lua.
-local batches = require "pack.batches"
-local failure = require "pack.failure"
 local ffi = require "ffi"
 local llama = require "pack.llama"
+local loader = require "pack.loader"
 local native = require "pack.native"
 local ops = require "pack.ops"
 local optim = require "pack.optim"
+local program = require "pack.program"
 local schedule = require "pack.schedule"
 local tensor = require "pack.tensor"
 local topology = require "pack.topology"
@@ -17,7 +17,8 @@ local Trainer = {}
 Trainer.__index = Trainer
 
 --- A trainer for a resolved configuration.
--- options: context, train and validation (token streams, see pack.text), fused (see optim.adamw).
+-- options: context, train and validation (token streams, see pack.data), validation_complete (true), fused
+-- (see optim.adamw).
 function trainer.create(config, options)
   local self = setmetatable({}, Trainer)
   local training, decentralized = config.training, config.decentralized
@@ -35,12 +36,14 @@ function trainer.create(config, options)
   self.model:initialize(config.runtime.seed)
   self.optimizer = optim.adamw(self.model, config.optimizer,
     {scheme = decentralized.scheme, fused = options.fused})
-  self.batches = batches.create {
+  self.batches = loader.create {
     tokens = options.train, context_length = config.model.context_length,
     num_models = self.num_models, micro_batch_size = training.micro_batch_size,
     accumulation = self.accumulation, seed = config.data.shuffle_seed,
+    limit_tokens = self.total_steps * training.batch_tokens + 1, -- the last one is a target only
+    buffer_mib = config.data.buffer_size_mib, prefetch = config.data.prefetch,
   }
-  self.validation = options.validation
+  self.validation, self.validation_complete = options.validation, options.validation_complete ~= false
   self.step_number, self.mixings = 0, 0
   self:allocate_batch()
   return self
@@ -53,7 +56,10 @@ function Trainer:allocate_batch()
     return tensor.zeros({self.num_models, rows, length}, "i32",
       {category = "data", context = self.context})
   end
-  self.tokens, self.targets = device_batch(), device_batch()
+  self.tokens, self.targets = {}, {} -- one tensor per micro-step
+  for micro = 1, self.accumulation do
+    self.tokens[micro], self.targets[micro] = device_batch(), device_batch()
+  end
   self.host_tokens = ffi.new("int32_t[?]", self.accumulation * self.micro_elements)
   self.host_targets = ffi.new("int32_t[?]", self.accumulation * self.micro_elements)
 end
@@ -73,18 +79,42 @@ function Trainer:mixing_matrix(gamma, mixes)
   return rows
 end
 
--- Forward and backward of the whole batch in micro-steps: loss sums and counts, tensors [N].
-function Trainer:accumulate()
+-- Writes the host's batch into device memory.
+function Trainer:write_batch()
+  for micro = 1, self.accumulation do
+    local first = (micro - 1) * self.micro_elements
+    self.tokens[micro]:write(self.host_tokens + first)
+    self.targets[micro]:write(self.host_targets + first)
+  end
+end
+
+-- The operations of a step: forward and backward of the batch in micro-steps, then the update. Returns
+-- loss sums, counts of valid targets and gradient norms per worker, tensors [N].
+function Trainer:launch()
   local losses, counts
-  for micro = 0, self.accumulation - 1 do
-    self.tokens:write(self.host_tokens + micro * self.micro_elements)
-    self.targets:write(self.host_targets + micro * self.micro_elements)
-    local loss, count = self.model:backward(self.tokens, self.targets, self.optimizer.gradients,
-      micro > 0)
+  for micro = 1, self.accumulation do
+    local loss, count = self.model:backward(self.tokens[micro], self.targets[micro],
+      self.optimizer.gradients, micro > 1)
     losses = losses and ops.add(losses, loss) or loss
     counts = counts and ops.add(counts, count) or count
   end
-  return losses, counts
+  return losses, counts, self.optimizer:update(losses, counts)
+end
+
+--- The step as a recorded program; made at first use.
+function Trainer:recorded()
+  if not self.program then
+    self.program = program.record(function() return self:launch() end, {}, self.context)
+  end
+  return self.program
+end
+
+-- Runs the step's operations, recorded or one by one.
+function Trainer:run_step()
+  if not self.config.runtime.compile then return self:launch() end
+  local recorded = self:recorded()
+  recorded:run()
+  return unpack(recorded.results)
 end
 
 local function per_worker(n, values, counts)
@@ -109,13 +139,13 @@ function Trainer:step()
   local began = native.C.pk_clock()
   local n, t = self.num_models, self.step_number
   self.batches:next(self.host_tokens, self.host_targets)
-  local losses, counts = self:accumulate()
+  self:write_batch()
   local lr, gamma, mixes = self.schedule:lr(t), self.schedule:gamma(t), self.schedule:mixes(t)
-  local host_counts = counts:read_numbers()
-  local norms = self.optimizer:step {t = t + 1, lr = lr, mixes = mixes, counts = counts,
-    mixing = self:mixing_matrix(gamma, mixes), losses = losses}
+  self.optimizer:prepare {t = t + 1, lr = lr, mixes = mixes,
+    mixing = self:mixing_matrix(gamma, mixes)}
+  local losses, counts, norms = self:run_step()
   self.optimizer:check()
-  local sums = losses:read_numbers()
+  local sums, host_counts = losses:read_numbers(), counts:read_numbers()
   local seconds = native.C.pk_clock() - began
   local batch_tokens = self.config.training.batch_tokens
   local record = {
@@ -135,7 +165,7 @@ function Trainer:consensus_distance()
   return ops.consensus_distance(self.model.arena.tensor):item()
 end
 
--- Loss over validation batches (see batches.validation) of an ordinary model.
+-- Loss over validation batches (see loader.validation) of an ordinary model.
 local function loss_over(model, blocks)
   local sum, count = 0, 0
   for tokens, targets in blocks:each() do
@@ -152,7 +182,7 @@ end
 function Trainer:evaluate(options)
   options = options or {}
   local evaluation = self.config.evaluation
-  local blocks = batches.validation {
+  local blocks = loader.validation {
     tokens = self.validation, context_length = self.config.model.context_length,
     batch_size = evaluation.batch_size, subset = options.blocks, seed = evaluation.seed,
     context = self.context,
@@ -163,7 +193,7 @@ function Trainer:evaluate(options)
   local row = {
     step = self.step_number, tokens = self.step_number * self.config.training.batch_tokens,
     split = "validation", loss = loss, perplexity = math.exp(loss), targets = targets,
-    validation_complete = not options.blocks or blocks.complete,
+    validation_complete = self.validation_complete and blocks.complete,
     consensus_distance = self:consensus_distance(),
   }
   if options.workers then
@@ -173,27 +203,6 @@ function Trainer:evaluate(options)
     end
   end
   return row
-end
-
---- Refuses a vocabulary smaller than the tokenizer's.
-function trainer.check_vocabulary(config, tokenizer)
-  if tokenizer.vocab_size > config.model.vocab_size then
-    failure.usage("model.vocab_size %d is smaller than the tokenizer's %d pieces",
-      config.model.vocab_size, tokenizer.vocab_size)
-  end
-end
-
---- Refuses a text (see pack.text) without a whole sample to train on or without a held-out target.
-function trainer.check_text(config, text)
-  local length = config.model.context_length
-  if text.train.count <= length then
-    failure.usage("the text is too short: it has %d tokens to train on, and one sample takes %d, "
-      .. "model.context_length %d and one more", text.train.count, length + 1, length)
-  end
-  if text.validation.count < 2 then
-    failure.usage("the text is too short: it has %d held-out tokens, and predicting one takes 2",
-      text.validation.count)
-  end
 end
 
 return trainer

@@ -1,0 +1,68 @@
+--- What a run trains on: a token cache, or text files that are read into memory.
+local cache = require "pack.cache"
+local failure = require "pack.failure"
+local text = require "pack.text"
+local tokenizers = require "pack.tokenizer"
+
+local data = {}
+
+-- An empty split, where a cache has none.
+local nothing = {count = 0}
+
+--- Refuses a vocabulary smaller than vocab_size, which `owner` has.
+function data.check_vocabulary(config, owner, vocab_size)
+  if config.model.vocab_size < vocab_size then
+    failure.usage("model.vocab_size %d is smaller than the %d pieces of %s", config.model.vocab_size,
+      vocab_size, owner)
+  end
+end
+
+--- Refuses data (see data.open) without a whole sample to train on or without a held-out target.
+function data.check_size(config, opened)
+  local length = config.model.context_length
+  if opened.train.count <= length then
+    failure.usage("%s is too short: it has %d tokens to train on, and one sample takes %d, "
+      .. "model.context_length %d and one more", opened.name, opened.train.count, length + 1, length)
+  end
+  if opened.validation.count < 2 then
+    failure.usage("%s is too short: it has %d held-out tokens, and predicting one takes 2", opened.name,
+      opened.validation.count)
+  end
+end
+
+local function from_text(config)
+  local tokenizer = tokenizers.open(config.data.tokenizer)
+  data.check_vocabulary(config, "the tokenizer", tokenizer.vocab_size)
+  local read = text.load {files = config.data.text or nil, tokenizer = tokenizer}
+  return {
+    name = "the text", description = ("text: %d files"):format(read.files), tokenizer = tokenizer,
+    train = read.train, validation = read.validation, validation_complete = true,
+    unigram_entropy = read.unigram_entropy,
+  }
+end
+
+local function from_cache(config)
+  local good, opened = pcall(cache.open, config.data.cache_dir)
+  if not good then failure.usage("data.cache_dir: %s", (tostring(opened):gsub("^[^ ]*%.lua:%d+: ", ""))) end
+  data.check_vocabulary(config, "the cache " .. opened.folder, opened.vocab_size)
+  local tokenizer, problem = opened:tokenizer(config.data.tokenizer or nil)
+  if not tokenizer and config.data.tokenizer then failure.usage("%s", problem) end
+  return {
+    name = "the cache " .. opened.folder, description = ("cache: %s, identity %s"):format(opened.folder, opened.identity),
+    tokenizer = tokenizer, no_tokenizer = problem, identity = opened.identity,
+    train = opened.splits.train or nothing, validation = opened.splits.validation or nothing,
+    validation_complete = opened.validation_complete,
+  }
+end
+
+--- Opens the data of a configuration: data.cache_dir, or else data.text (by default packlua's own text).
+-- Returns {train, validation = token streams for pack.loader, validation_complete, tokenizer (nil with
+-- no_tokenizer, the reason, where a cache has none at hand), name, description, identity (of a cache),
+-- unigram_entropy (of a text)}. Raises usage errors: a vocabulary smaller than the data's, too few tokens.
+function data.open(config)
+  local opened = config.data.cache_dir and from_cache(config) or from_text(config)
+  data.check_size(config, opened)
+  return opened
+end
+
+return data
