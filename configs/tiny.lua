@@ -12,10 +12,11 @@ return {
   data = {tokenizer = "bytes", shuffle_buffer = 1000},
   optimizer = {lr = 4e-3, beta2 = 0.98, warmup_fraction = 0.1},
   training = {
-    max_tokens = 491520, -- 120 updates
-    batch_tokens = 4096,
-    micro_batch_size = 8,
-    log_every = 10,
+    max_tokens = 409600, -- 200 updates
+    epoch_tokens = 102400, -- evaluated four times
+    batch_tokens = 2048,
+    micro_batch_size = 4,
+    log_every = 20,
   },
   evaluation = {subset_blocks = 64, batch_size = 16},
   decentralized = {num_models = 4, topology = "one_peer_exponential", scheme = "awc"},
