@@ -15,8 +15,8 @@ end
 
 --- Opens the device that a resolved configuration asks for and makes it the default. What "auto" and
 -- options of this build mean is written into config.runtime, so that resolved.json says what was run:
--- device, amp (true only where the device multiplies bf16 in hardware) and compile. Returns the context and
--- a list of remarks for the log.
+-- device, amp (true only where the device multiplies bf16 in hardware) and attention. Returns the context
+-- and a list of remarks for the log.
 function runtime.open(config)
   local settings, remarks = config.runtime, {}
   if settings.device == "auto" then settings.device = "cpu" end
@@ -26,10 +26,6 @@ function runtime.open(config)
     if not settings.amp then
       remarks[#remarks + 1] = "amp: f32, as this device has no bf16 products in hardware"
     end
-  end
-  if settings.compile then
-    settings.compile = false
-    remarks[#remarks + 1] = "compile: off, as this version runs operations one by one"
   end
   if settings.attention == "auto" then settings.attention = "flash" end
   return context.set_default(opened), remarks
