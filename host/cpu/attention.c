@@ -1,185 +1,134 @@
 /* Causal attention, one head of one sequence at a time in blocks of query rows, and its gradients.
  *
- * A block holds the scores of its rows against all keys they see, so that the softmax is the plain
- * one and masked blocks cost nothing; no [T, T] matrix exists. The backward pass makes the scores
- * again from the saved log-sum-exp (Dao et al. 2022, arXiv:2205.14135). bf16 operands are computed
- * in f32 with the roundings to bf16 where operands of products have them. */
-#include "cpu/operand.h"
+ * A block holds the scores of its rows against all keys that they see, so that the softmax is the
+ * plain one and masked blocks cost nothing; no [T, T] matrix exists. The backward pass makes the
+ * scores again from the saved log-sum-exp (Dao et al. 2022, arXiv:2205.14135), and adds to the
+ * gradients of keys and values block after block. bf16 operands are multiplied in f32, with
+ * roundings to bf16 where operands of products have them: weights before division by their sum, g,
+ * and the gradients of scores. */
 #include "cpu/vmath.h"
+#include "cpu/widen.h"
 
-enum { ROWS = 64, LANES = 16 };
-
-enum { Q, K, V, G, O, LSE, OPERANDS };
+enum { ROWS = 64 };
 
 typedef struct attention_job {
-  pk_operand in[OPERANDS]; /* [N, B, T, H, K] apart from lse [N, B, H, T] */
-  const void *full_g;      /* g before rounding */
-  int64_t full_g_stride;
-  pk_tensor *out[3]; /* o, lse or the gradients of q, k, v */
-  char *panels;      /* [threads, panel_bytes] */
-  int64_t panel_bytes;
+  const pk_tensor *q, *k, *v, *g, *o; /* [N, B, T, H, K] */
+  const pk_tensor *lse;               /* [N, B, H, T] */
+  pk_tensor *out[3];                  /* o and lse, or the gradients of q, k, v */
+  char *scratch;                      /* [threads, scratch_bytes] */
+  int64_t scratch_bytes;
   int64_t sequences, length, heads, width;
-  int64_t ld, out_ld; /* elements from one position of a head to the next */
+  int64_t ld; /* elements from one row of scores to the next */
   double scale;
   bool rounds, is_f64;
 } attention_job;
 
-static void round_to_bf16(float *restrict row, int64_t count) {
-  for (int64_t j = 0; j < count; j++) row[j] = pk_bf16_to_f32(pk_bf16_from_f32(row[j]));
-}
-
-#define REAL float
-#define REAL_EXP pk_exp_f32
-#define REAL_LOG pk_log_f32
-#define REAL_GEMM pk_cpu_gemm_f32
-#define NAMED(name) name##_f32
-#include "cpu/attention_real.h"
-#undef REAL
-#undef REAL_EXP
-#undef REAL_LOG
-#undef REAL_GEMM
-#undef NAMED
-
-#define REAL double
-#define REAL_EXP exp
-#define REAL_LOG log
-#define REAL_GEMM pk_cpu_gemm_f64
-#define NAMED(name) name##_f64
-#include "cpu/attention_real.h"
-#undef REAL
-#undef REAL_EXP
-#undef REAL_LOG
-#undef REAL_GEMM
-#undef NAMED
-
-/* Where head `piece` starts in [N, B, T, H, K] and, for lse, in [N, B, H, T], given a stride. */
-static int64_t head_start(const attention_job *job, int64_t piece, int64_t stride) {
-  int64_t head = piece % job->heads, sequence = piece / job->heads % job->sequences;
-  int64_t worker = piece / job->heads / job->sequences;
-  return worker * stride + (sequence * job->length * job->heads + head) * job->width;
-}
-
-static int64_t lse_start(const attention_job *job, int64_t piece, int64_t stride) {
+/* Where head number `head` of all workers starts, in elements, for tensors [N, B, T, H, K] and
+ * [N, B, H, T] of this worker stride. */
+static int64_t head_start(const attention_job *job, int64_t head, int64_t stride) {
   int64_t per_worker = job->sequences * job->heads;
-  return piece / per_worker * stride + piece % per_worker * job->length;
+  int64_t sequence = head % per_worker / job->heads;
+  int64_t row = sequence * job->length * job->heads + head % job->heads;
+  return head / per_worker * stride + row * job->width;
 }
 
-static void *in_at(const attention_job *job, int which, int64_t piece) {
-  int64_t size = job->is_f64 ? 8 : 4;
-  const pk_operand *operand = &job->in[which];
-  int64_t start = which == LSE ? lse_start(job, piece, operand->stride)
-                               : head_start(job, piece, operand->stride);
-  return (char *)operand->data + start * size;
+static int64_t lse_start(const attention_job *job, int64_t head, int64_t stride) {
+  int64_t per_worker = job->sequences * job->heads;
+  return head / per_worker * stride + head % per_worker * job->length;
 }
 
-static void *out_at(const attention_job *job, int which, int64_t piece, bool is_lse) {
-  const pk_tensor *tensor = job->out[which];
-  int64_t start =
-      is_lse ? lse_start(job, piece, tensor->stride) : head_start(job, piece, tensor->stride);
-  return (char *)pk_tensor_data(tensor) + start * pk_dtype_size(tensor->dtype);
+#include "cpu/real_f32.h"
+
+#include "cpu/row_real.h"
+
+#include "cpu/attention_real.h"
+
+#include "cpu/real_f64.h"
+
+#include "cpu/row_real.h"
+
+#include "cpu/attention_real.h"
+
+/* panels of scores and copies of one head's rows are what a thread works in. */
+static attention_job job_of(const pk_call *call, const pk_tensor *q, int panels, int copies) {
+  attention_job job = {.q = q,
+                       .scratch = call->workspace,
+                       .sequences = q->shape[1],
+                       .length = q->shape[2],
+                       .heads = q->shape[3],
+                       .width = q->shape[4],
+                       .ld = q->shape[2] + PK_SCRATCH_GAP,
+                       .scale = call->attributes.numbers[0],
+                       .rounds = q->dtype == PK_BF16,
+                       .is_f64 = q->dtype == PK_F64};
+  int64_t elements = panels * ROWS * job.ld + copies * job.length * job.width;
+  job.scratch_bytes = pk_aligned(elements * (job.is_f64 ? 8 : 4));
+  return job;
 }
 
-static void forward_piece(void *argument, int64_t piece, int thread) {
+static attention_job forward_job(const pk_call *call) {
+  attention_job job = job_of(call, call->inputs[0], 1, 3);
+  job.k = call->inputs[1];
+  job.v = call->inputs[2];
+  for (int o = 0; o < 2; o++) job.out[o] = call->outputs[o];
+  return job;
+}
+
+static attention_job backward_job(const pk_call *call) {
+  attention_job job = job_of(call, call->inputs[1], 2, 6);
+  job.g = call->inputs[0];
+  job.k = call->inputs[2];
+  job.v = call->inputs[3];
+  job.o = call->inputs[4];
+  job.lse = call->inputs[5];
+  for (int o = 0; o < 3; o++) job.out[o] = call->outputs[o];
+  return job;
+}
+
+static void forward_piece(void *argument, int64_t head, int thread) {
   const attention_job *job = argument;
-  void *panel = job->panels + thread * job->panel_bytes;
-  void *q = in_at(job, Q, piece), *k = in_at(job, K, piece), *v = in_at(job, V, piece);
-  void *o = out_at(job, 0, piece, false), *lse = out_at(job, 1, piece, true);
+  void *scratch = job->scratch + thread * job->scratch_bytes;
   if (job->is_f64)
-    head_forward_f64(job, q, k, v, o, lse, panel);
+    head_forward_f64(job, head, scratch);
   else
-    head_forward_f32(job, q, k, v, o, lse, panel);
+    head_forward_f32(job, head, scratch);
 }
 
-static void clear_head(const attention_job *job, char *head) {
-  int64_t size = job->is_f64 ? 8 : 4;
-  for (int64_t i = 0; i < job->length; i++)
-    memset(head + i * job->out_ld * size, 0, (size_t)(job->width * size));
-}
-
-static void backward_piece(void *argument, int64_t piece, int thread) {
+static void backward_piece(void *argument, int64_t head, int thread) {
   const attention_job *job = argument;
-  void *panel = job->panels + thread * job->panel_bytes;
-  void *q = in_at(job, Q, piece), *k = in_at(job, K, piece), *v = in_at(job, V, piece);
-  void *g = in_at(job, G, piece), *o = in_at(job, O, piece), *lse = in_at(job, LSE, piece);
-  const char *full_g = (const char *)job->full_g +
-                       head_start(job, piece, job->full_g_stride) * (job->is_f64 ? 8 : 4);
-  void *q_grad = out_at(job, 0, piece, false), *k_grad = out_at(job, 1, piece, false);
-  void *v_grad = out_at(job, 2, piece, false);
-  clear_head(job, k_grad);
-  clear_head(job, v_grad);
+  void *scratch = job->scratch + thread * job->scratch_bytes;
   if (job->is_f64)
-    head_backward_f64(job, q, k, v, g, (const double *)full_g, o, lse, q_grad, k_grad, v_grad,
-                      panel);
+    head_backward_f64(job, head, scratch);
   else
-    head_backward_f32(job, q, k, v, g, (const float *)full_g, o, lse, q_grad, k_grad, v_grad,
-                      panel);
+    head_backward_f32(job, head, scratch);
 }
 
-static attention_job job_of(const pk_call *call, const pk_tensor *q) {
-  return (attention_job){.sequences = q->shape[1],
-                         .length = q->shape[2],
-                         .heads = q->shape[3],
-                         .width = q->shape[4],
-                         .ld = q->shape[3] * q->shape[4],
-                         .out_ld = q->shape[3] * q->shape[4],
-                         .scale = call->attributes.numbers[0],
-                         .rounds = q->dtype == PK_BF16,
-                         .is_f64 = q->dtype == PK_F64};
+static int64_t workspace_of(const pk_call *call, const attention_job *job) {
+  return pk_threads_count(pk_cpu_threads(call)) * job->scratch_bytes;
 }
 
-static int64_t panel_bytes(const pk_tensor *q, int panels) {
-  return panels * ROWS * q->shape[2] * (q->dtype == PK_F64 ? 8 : 4);
-}
-
-/* Runs every head with `panels` score panels per thread, which lie in workspace. */
-static pk_status run(const pk_call *call, attention_job *job, int panels, char *workspace,
-                     pk_piece piece) {
-  int64_t heads = call->inputs[0]->shape[0] * job->sequences * job->heads;
-  job->panel_bytes = panels * ROWS * job->length * (job->is_f64 ? 8 : 4);
-  job->panels = workspace;
+static pk_status run(const pk_call *call, attention_job *job, pk_piece piece) {
+  int64_t heads = job->q->shape[0] * job->sequences * job->heads;
   pk_parallel_for(pk_cpu_threads(call), heads, piece, job);
   return PK_OK;
 }
 
 int64_t PK_WORKSPACE_OF(attention)(const pk_call *call) {
-  int64_t bytes = pk_threads_count(pk_cpu_threads(call)) * panel_bytes(call->inputs[0], 1);
-  for (int i = Q; i <= V; i++) bytes += pk_operand_bytes(call->inputs[i], false);
-  return bytes;
+  attention_job job = forward_job(call);
+  return workspace_of(call, &job);
 }
 
 pk_status PK_KERNEL(attention)(const pk_call *call) {
-  attention_job job = job_of(call, call->inputs[0]);
-  char *workspace = call->workspace;
-  for (int i = Q; i <= V; i++)
-    job.in[i] = PK_KERNEL(operand)(call, call->inputs[i], false, &workspace);
-  job.out[0] = call->outputs[0];
-  job.out[1] = call->outputs[1];
-  return run(call, &job, 1, workspace, forward_piece);
-}
-
-/* Which input of attention_grad is which operand. */
-static const int places[OPERANDS] = {[Q] = 1, [K] = 2, [V] = 3, [G] = 0, [O] = 4, [LSE] = 5};
-
-/* Whether an operand is f32 and takes part in products of bf16: g. */
-static bool rounds_first(const pk_call *call, int operand) {
-  return operand == G && call->inputs[1]->dtype == PK_BF16;
+  attention_job job = forward_job(call);
+  return run(call, &job, forward_piece);
 }
 
 int64_t PK_WORKSPACE_OF(attention_grad)(const pk_call *call) {
-  int64_t bytes = pk_threads_count(pk_cpu_threads(call)) * panel_bytes(call->inputs[1], 2);
-  for (int i = 0; i < OPERANDS; i++)
-    bytes += pk_operand_bytes(call->inputs[places[i]], rounds_first(call, i));
-  return bytes;
+  attention_job job = backward_job(call);
+  return workspace_of(call, &job);
 }
 
 pk_status PK_KERNEL(attention_grad)(const pk_call *call) {
-  attention_job job = job_of(call, call->inputs[1]);
-  char *workspace = call->workspace;
-  for (int i = 0; i < OPERANDS; i++)
-    job.in[i] =
-        PK_KERNEL(operand)(call, call->inputs[places[i]], rounds_first(call, i), &workspace);
-  job.full_g = pk_tensor_data(call->inputs[0]);
-  job.full_g_stride = call->inputs[0]->stride;
-  for (int o = 0; o < 3; o++) job.out[o] = call->outputs[o];
-  return run(call, &job, 2, workspace, backward_piece);
+  attention_job job = backward_job(call);
+  return run(call, &job, backward_piece);
 }

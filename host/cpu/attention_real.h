@@ -1,99 +1,108 @@
 /* The arithmetic of attention.c for one REAL: included once for float and once for double. */
 
-/* Scores of query rows first .. first+rows-1 against keys 0 .. visible-1, scaled, [rows, visible].
- */
+/* The rows [T, K] of one head, one after the other; widened from bf16, or rounded to it. */
+static void NAMED(gather_head)(const attention_job *job, const pk_tensor *tensor, int64_t head,
+                               bool round, REAL *to) {
+  int64_t width = job->width, start = head_start(job, head, tensor->stride);
+  for (int64_t i = 0; i < job->length; i++) {
+    const REAL *row = pk_widened(tensor, start + i * job->heads * width, width, to + i * width);
+    if (row != to + i * width) memcpy(to + i * width, row, (size_t)width * sizeof *to);
+  }
+  if (round) pk_round_to_bf16((float *)to, job->length * width);
+}
+
+static void NAMED(scatter_head)(const attention_job *job, pk_tensor *tensor, int64_t head,
+                                const REAL *from) {
+  int64_t width = job->width;
+  REAL *to = (REAL *)pk_tensor_data(tensor) + head_start(job, head, tensor->stride);
+  for (int64_t i = 0; i < job->length; i++)
+    memcpy(to + i * job->heads * width, from + i * width, (size_t)width * sizeof *to);
+}
+
+/* Scaled scores of the block's query rows against the keys that its last row sees. */
 static void NAMED(scores)(const attention_job *job, const REAL *q, const REAL *k, int64_t rows,
                           int64_t visible, REAL *panel) {
-  REAL_GEMM(false, true, rows, visible, job->width, (REAL)job->scale, q, job->ld, k, job->ld, 0,
-            panel, visible);
+  REAL_GEMM(false, true, rows, visible, job->width, (REAL)job->scale, q, job->width, k, job->width,
+            0, panel, job->ld);
 }
 
-/* Turns row i's visible scores into e^(s - max) and zeros what lies after it; returns the sum. */
-static REAL NAMED(exponentials)(REAL *restrict row, int64_t seen, int64_t visible, REAL *largest) {
-  REAL top = row[0];
-  for (int64_t j = 1; j < seen; j++) top = row[j] > top ? row[j] : top;
-  REAL lanes[LANES] = {0};
-  int64_t j = 0;
-  for (; j + LANES <= seen; j += LANES) {
-    for (int l = 0; l < LANES; l++) {
-      row[j + l] = REAL_EXP(row[j + l] - top);
-      lanes[l] += row[j + l];
-    }
-  }
-  for (int l = 0; j < seen; j++, l++) {
-    row[j] = REAL_EXP(row[j] - top);
-    lanes[l] += row[j];
-  }
-  for (; j < visible; j++) row[j] = 0;
-  for (int half = LANES / 2; half > 0; half /= 2)
-    for (int l = 0; l < half; l++) lanes[l] += lanes[l + half];
-  *largest = top;
-  return lanes[0];
+/* A row's scores become e^(s - largest), 0 where the row does not see. */
+static REAL NAMED(exponentials)(const attention_job *job, REAL *row, int64_t seen, int64_t visible,
+                                REAL *largest) {
+  *largest = NAMED(row_largest)(row, seen);
+  NAMED(row_exponentials)(row, *largest, seen);
+  memset(row + seen, 0, (size_t)(visible - seen) * sizeof *row);
+  REAL sum = NAMED(row_sum)(row, seen);
+  if (job->rounds) pk_round_to_bf16((float *)row, seen);
+  return sum;
 }
 
-/* One head of one sequence: blocks of query rows, each against the keys that its last row sees. */
-static void NAMED(head_forward)(const attention_job *job, const REAL *q, const REAL *k,
-                                const REAL *v, REAL *o, REAL *lse, REAL *panel) {
-  REAL sums[ROWS];
-  for (int64_t first = 0; first < job->length; first += ROWS) {
-    int64_t rows = job->length - first < ROWS ? job->length - first : ROWS;
-    int64_t visible = first + rows;
-    NAMED(scores)(job, q + first * job->ld, k, rows, visible, panel);
+static void NAMED(head_forward)(const attention_job *job, int64_t head, void *scratch) {
+  int64_t length = job->length, width = job->width, spread = job->heads * width;
+  REAL *panel = scratch, *q = panel + ROWS * job->ld, *k = q + length * width;
+  REAL *v = k + length * width, sums[ROWS];
+  NAMED(gather_head)(job, job->q, head, false, q);
+  NAMED(gather_head)(job, job->k, head, false, k);
+  NAMED(gather_head)(job, job->v, head, false, v);
+  REAL *o = (REAL *)pk_tensor_data(job->out[0]) + head_start(job, head, job->out[0]->stride);
+  REAL *lse = (REAL *)pk_tensor_data(job->out[1]) + lse_start(job, head, job->out[1]->stride);
+  for (int64_t first = 0; first < length; first += ROWS) {
+    int64_t rows = length - first < ROWS ? length - first : ROWS, visible = first + rows;
+    NAMED(scores)(job, q + first * width, k, rows, visible, panel);
     for (int64_t i = 0; i < rows; i++) {
       REAL largest;
-      sums[i] = NAMED(exponentials)(panel + i * visible, first + i + 1, visible, &largest);
+      sums[i] = NAMED(exponentials)(job, panel + i * job->ld, first + i + 1, visible, &largest);
       lse[first + i] = largest + REAL_LOG(sums[i]);
-      if (job->rounds) round_to_bf16((float *)panel + i * visible, first + i + 1);
     }
-    REAL *block = o + first * job->out_ld;
-    REAL_GEMM(false, false, rows, job->width, visible, 1, panel, visible, v, job->ld, 0, block,
-              job->out_ld);
+    REAL *block = o + first * spread;
+    REAL_GEMM(false, false, rows, width, visible, 1, panel, job->ld, v, width, 0, block, spread);
     for (int64_t i = 0; i < rows; i++)
-      for (int64_t c = 0; c < job->width; c++) block[i * job->out_ld + c] /= sums[i];
+      for (int64_t c = 0; c < width; c++) block[i * spread + c] /= sums[i];
   }
 }
 
-/* In place: panel becomes P = e^(s - lse), d_panel becomes dS = P (dP - delta) scale. */
-static void NAMED(score_gradients)(const attention_job *job, REAL *restrict panel,
-                                   REAL *restrict d_panel, int64_t seen, int64_t visible, REAL lse,
-                                   REAL delta) {
+/* In place: scores become P = e^(s - lse), dP becomes P (dP - delta); 0 where the row does not see.
+ */
+static void NAMED(score_gradients)(const attention_job *job, REAL *restrict p, REAL *restrict dp,
+                                   int64_t seen, int64_t visible, REAL lse, REAL delta) {
+  NAMED(row_exponentials)(p, lse, seen);
+  for (int64_t j = 0; j < seen; j++) dp[j] = p[j] * (dp[j] - delta);
+  memset(p + seen, 0, (size_t)(visible - seen) * sizeof *p);
+  memset(dp + seen, 0, (size_t)(visible - seen) * sizeof *dp);
+  if (!job->rounds) return;
+  pk_round_to_bf16((float *)p, seen);
+  pk_round_to_bf16((float *)dp, seen);
+}
+
+static void NAMED(head_backward)(const attention_job *job, int64_t head, void *scratch) {
+  int64_t length = job->length, width = job->width, spread = job->heads * width, ld = job->ld;
+  REAL *p = scratch, *dp = p + ROWS * ld, *q = dp + ROWS * ld, *k = q + length * width;
+  REAL *v = k + length * width, *g = v + length * width, *k_grad = g + length * width;
+  REAL *v_grad = k_grad + length * width;
+  NAMED(gather_head)(job, job->q, head, false, q);
+  NAMED(gather_head)(job, job->k, head, false, k);
+  NAMED(gather_head)(job, job->v, head, false, v);
+  NAMED(gather_head)(job, job->g, head, job->rounds, g);
+  memset(k_grad, 0, (size_t)(2 * length * width) * sizeof *k_grad);
+  const REAL *o = (const REAL *)pk_tensor_data(job->o) + head_start(job, head, job->o->stride);
+  const REAL *lse = (const REAL *)pk_tensor_data(job->lse) + lse_start(job, head, job->lse->stride);
+  REAL *q_grad = (REAL *)pk_tensor_data(job->out[0]) + head_start(job, head, job->out[0]->stride);
   REAL scale = (REAL)job->scale;
-  for (int64_t j = 0; j < seen; j++) {
-    panel[j] = REAL_EXP(panel[j] - lse);
-    d_panel[j] = panel[j] * (d_panel[j] - delta) * scale;
-  }
-  for (int64_t j = seen; j < visible; j++) panel[j] = d_panel[j] = 0;
-}
-
-static void NAMED(head_backward)(const attention_job *job, const REAL *q, const REAL *k,
-                                 const REAL *v, const REAL *g, const REAL *full_g, const REAL *o,
-                                 const REAL *lse, REAL *q_grad, REAL *k_grad, REAL *v_grad,
-                                 REAL *panel) {
-  REAL *d_panel = panel + ROWS * job->length;
-  for (int64_t first = 0; first < job->length; first += ROWS) {
-    int64_t rows = job->length - first < ROWS ? job->length - first : ROWS;
-    int64_t visible = first + rows, ld = job->ld, out_ld = job->out_ld;
-    const REAL *g_block = g + first * out_ld;
-    NAMED(scores)(job, q + first * ld, k, rows, visible, panel);
-    REAL_GEMM(false, true, rows, visible, job->width, 1, g_block, out_ld, v, ld, 0, d_panel,
-              visible);
+  for (int64_t first = 0; first < length; first += ROWS) {
+    int64_t rows = length - first < ROWS ? length - first : ROWS, visible = first + rows;
+    const REAL *g_block = g + first * width, *q_block = q + first * width;
+    NAMED(scores)(job, q_block, k, rows, visible, p);
+    REAL_GEMM(false, true, rows, visible, width, 1, g_block, width, v, width, 0, dp, ld);
     for (int64_t i = 0; i < rows; i++) {
-      REAL delta = 0;
-      for (int64_t c = 0; c < job->width; c++)
-        delta += full_g[(first + i) * out_ld + c] * o[(first + i) * out_ld + c];
+      REAL delta = NAMED(row_dot)(g_block + i * width, o + (first + i) * spread, width);
       NAMED(score_gradients)
-      (job, panel + i * visible, d_panel + i * visible, first + i + 1, visible, lse[first + i],
-       delta);
-      if (job->rounds) {
-        round_to_bf16((float *)panel + i * visible, first + i + 1);
-        round_to_bf16((float *)d_panel + i * visible, first + i + 1);
-      }
+      (job, p + i * ld, dp + i * ld, first + i + 1, visible, lse[first + i], delta);
     }
-    REAL_GEMM(false, false, rows, job->width, visible, 1, d_panel, visible, k, ld, 0,
-              q_grad + first * out_ld, out_ld);
-    REAL_GEMM(true, false, visible, job->width, rows, 1, d_panel, visible, q + first * ld, ld, 1,
-              k_grad, out_ld);
-    REAL_GEMM(true, false, visible, job->width, rows, 1, panel, visible, g_block, out_ld, 1, v_grad,
-              out_ld);
+    REAL_GEMM(false, false, rows, width, visible, scale, dp, ld, k, width, 0,
+              q_grad + first * spread, spread);
+    REAL_GEMM(true, false, visible, width, rows, scale, dp, ld, q_block, width, 1, k_grad, width);
+    REAL_GEMM(true, false, visible, width, rows, 1, p, ld, g_block, width, 1, v_grad, width);
   }
+  NAMED(scatter_head)(job, job->out[1], head, k_grad);
+  NAMED(scatter_head)(job, job->out[2], head, v_grad);
 }
