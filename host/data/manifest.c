@@ -140,12 +140,14 @@ static pk_status read_shards(const pk_value *rows, const char *name, const char 
     if (status) return status;
     shard->first = tokens->count;
     tokens->count += shard->tokens;
-    if (tokens->count > MOST_TOKENS) break;
+    if (tokens->count > MOST_TOKENS) {
+      return pk_fail(PK_FORMAT, "%s: the shards of splits.%.80s have more than %" PRId64 " tokens",
+                     name, split, (int64_t)MOST_TOKENS);
+    }
   }
   if (tokens->count == promised) return PK_OK;
-  return pk_fail(PK_FORMAT,
-                 "%s: splits.%.80s.tokens is %" PRId64 ", but its shards have %s%" PRId64, name,
-                 split, promised, tokens->count > MOST_TOKENS ? "more than " : "", tokens->count);
+  return pk_fail(PK_FORMAT, "%s: splits.%.80s.tokens is %" PRId64 ", but its shards have %" PRId64,
+                 name, split, promised, tokens->count);
 }
 
 static pk_status read_split(const pk_value *value, const char *name, pk_manifest_split *split,

@@ -104,10 +104,10 @@ end
 -- vocab_size (optional)}, and what it needs to be kept for as long as it is used.
 function cache.tokens_of(stream)
   if stream.cache then return opened(stream), stream end
-  local wide = ffi.istype("uint32_t[?]", stream.tokens)
+  local width = tonumber(ffi.cast("char *", stream.tokens + 1) - ffi.cast("char *", stream.tokens))
   local made = ffi.new("const pk_tokens *[1]")
-  check(C.pk_tokens_from_memory(stream.tokens, stream.count, wide and 4 or 2,
-    stream.vocab_size or (wide and 2 ^ 31 - 1 or 2 ^ 16), ffi.cast("pk_tokens **", made)))
+  check(C.pk_tokens_from_memory(stream.tokens, stream.count, width,
+    stream.vocab_size or (width == 2 and 2 ^ 16 or 2 ^ 31 - 1), ffi.cast("pk_tokens **", made)))
   return ffi.gc(made[0], C.pk_tokens_free), stream
 end
 

@@ -21,10 +21,9 @@ end
 
 -- The finaliser of a C object that reads a stream's memory: holding `kept`, it keeps that alive.
 local function finalizer(free, kept)
-  local held = {stream = kept}
   return function(handle)
     free(handle)
-    held.stream = nil
+    return kept
   end
 end
 
