@@ -37,33 +37,10 @@ run:log("model: %d workers of %d parameters, %s, %s; %d steps of %d tokens", tra
   pack.llama.parameters(config.model), config.decentralized.topology,
   config.decentralized.scheme, trainer.total_steps, config.training.batch_tokens)
 
--- Training.
-local every = config.training.log_every
-local bar = pack.progress.create {total = trainer.total_steps, every = every, log = run}
-for step = 1, trainer.total_steps do
-  local row = trainer:step()
-  if step % every == 0 then row.consensus_distance = trainer:consensus_distance() end
-  run:metrics(row)
-  bar:update(step, "loss %.3f, %s tok/s", row.loss, pack.progress.count(row.tokens_per_second))
-  if trainer.schedule:ends_epoch(row.step) and step < trainer.total_steps then
-    local held_out = run:metrics(trainer:evaluate {blocks = config.evaluation.subset_blocks})
-    bar:print("epoch %d: validation loss %.3f", row.epoch, held_out.loss)
-  end
-end
-bar:finish()
-
--- What came of it: the average of the workers, and each of them, on all that was held out.
-local final = run:metrics(trainer:evaluate {workers = true})
-local each = {}
-for i, loss in ipairs(final.loss_worker) do each[i] = ("%.4f"):format(loss) end
-run:log("validation loss %.4f of the average (perplexity %.2f), %s of the workers", final.loss,
-  final.perplexity, table.concat(each, " "))
-run:log("consensus distance %.4g%s", final.consensus_distance, data.unigram_entropy
-  and ("; entropy of single tokens %.4f"):format(data.unigram_entropy) or "")
-run:log("weights: %s", run:save_average(trainer))
-run:result {loss = final.loss, perplexity = final.perplexity, loss_worker = final.loss_worker,
-  consensus_distance = final.consensus_distance, unigram_entropy = data.unigram_entropy,
-  steps = trainer.total_steps}
+-- Training, and what came of it. A study adds its measurement to what is recorded of a step, such as
+--   on_step = function(row, trainer) row.spread = trainer:consensus_distance() end
+pack.training.run(trainer, run, {data = pack.checkpoint.data_identity(data)})
+pack.training.conclude(trainer, run, data)
 
 if options.sample > 0 and not data.tokenizer then
   run:log("no sample: %s", data.no_tokenizer)

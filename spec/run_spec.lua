@@ -4,9 +4,7 @@ local context = require "pack.context"
 local files = require "pack.files"
 local json = require "pack.json"
 local run = require "pack.run"
-local safetensors = require "pack.safetensors"
 local support = require "spec.support.helper"
-local tensor = require "pack.tensor"
 
 -- Captures what is printed while fn runs.
 local function printed(one, fn)
@@ -114,31 +112,6 @@ describe("A run's folder", function()
     assert.equal(2, result.best.loss)
     assert.equal("train", result.recipe)
     assert.is_true(result.run_seconds >= 0)
-    one:close()
-  end)
-
-  it("holds the average's weights in the shapes of one model", function()
-    local one = run.create {recipe = "train", output = output}
-    local freed = false
-    local mean = {
-      names = {"embedding.weight", "norm.weight"},
-      weight = {
-        ["embedding.weight"] = tensor.from {{{1, 2}, {3, 4}, {5, 6}}},
-        ["norm.weight"] = tensor.from {{7, 8}},
-      },
-      free = function() freed = true end,
-    }
-    one:metrics {step = 9, epoch = 3}
-    local path = one:save_average {num_models = 4, step_number = 10, model = {average = function() return mean end}}
-    assert.equal(output .. "/epoch-003.safetensors", path)
-    assert.is_true(freed)
-    local file = safetensors.open(path)
-    assert.same({"embedding.weight", "norm.weight"}, file:names())
-    assert.same({{1, 2}, {3, 4}, {5, 6}}, file:read_tensor("embedding.weight"):totable())
-    assert.same({7, 8}, file:read_tensor("norm.weight"):totable())
-    assert.equal("4", file:metadata("num_models"))
-    assert.equal("10", file:metadata("step"))
-    file:close()
     one:close()
   end)
 

@@ -78,8 +78,9 @@ describe("recipes/train.lua", function()
   it("leaves exactly the files of a run", function()
     local names = files.list(output)
     table.sort(names)
-    assert.same({"best.json", "environment.json", "epoch-003.safetensors", "metrics.jsonl",
-      "resolved.json", "result.json", "run.lock", "run.log"}, names)
+    assert.same({"best.json", "environment.json", "epoch-003.safetensors", "epoch-003.state.safetensors.zst",
+      "metrics.jsonl", "node-000", "node-001", "node-002", "node-003", "resolved.json", "result.json",
+      "run.lock", "run.log"}, names)
   end)
 
   it("resolves what was left to it in resolved.json", function()

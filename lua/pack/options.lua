@@ -83,8 +83,9 @@ local function usage_line(spec)
   local positional = spec.positional
   local rest = ""
   if positional then
-    rest = " " .. positional.name .. "..."
-    if (positional.min or 0) == 0 then rest = " [" .. positional.name .. "...]" end
+    local dots = positional.max == 1 and "" or "..."
+    rest = " " .. positional.name .. dots
+    if (positional.min or 0) == 0 then rest = " [" .. positional.name .. dots .. "]" end
   end
   return ("usage: packlua recipes/%s.lua [options]%s"):format(spec.recipe, rest)
 end
@@ -193,7 +194,8 @@ end
 
 local function check_positional(spec, result)
   local positional, count = spec.positional, #result.positional
-  if not positional and count > 0 then refuse(spec, "unexpected argument %s", result.positional[1]) end
+  local most = positional and (positional.max or count) or 0
+  if count > most then refuse(spec, "unexpected argument %s", result.positional[most + 1]) end
   if positional and count < (positional.min or 0) then
     refuse(spec, "at least %d %s expected, %d given", positional.min, positional.name, count)
   end
@@ -209,7 +211,7 @@ end
 
 --- Reads a recipe's command line. spec: recipe (its name), summary, arg (the global arg), extra (a list of
 --- {name, value, help, default, type = "integer" | "number", minimum, maximum, repeated, many}; no value: a
---- flag; "a|b": one of these; many: several values after one flag), positional ({name, help, min}) or nil,
+--- flag; "a|b": one of these; many: several values after one flag), positional ({name, help, min, max}) or nil,
 --- config = false for a recipe without a configuration, default_config.
 --- Returns a table: config (resolved), one field per option (- becomes _) and positional, a list.
 --- --help prints and ends the program before anything is loaded. Errors: usage errors.

@@ -3,7 +3,9 @@
 -- resolved.json     the configuration           metrics.jsonl   a line per step and evaluation
 -- environment.json  machine, versions, command  best.json       the evaluation with the smallest loss
 -- run.log           what was printed, with time result.json     the result
--- epoch-NNN.safetensors  the workers' average   run.lock        held by the process that writes here
+-- run.lock          held by the process that writes here
+--
+-- Weights and training states are there too; see pack.saver and docs/runs.md.
 local caller = require "pack.caller"
 local failure = require "pack.failure"
 local ffi = require "ffi"
@@ -164,8 +166,30 @@ local function refuse_closed(self)
   if self.closed then caller.raise("the run in %s is closed", self.folder) end
 end
 
-local function write_json(self, name, value)
-  files.write(self:path(name), json.encode(value, {pretty = true}) .. "\n")
+local function write_json(folder, name, value)
+  files.write(files.join(folder, name), json.encode(value, {pretty = true}) .. "\n")
+end
+
+-- A run whose folder is claimed: opens its files. lines: how many metrics.jsonl has.
+local function open(folder, held, options, lines)
+  local self = setmetatable({
+    folder = folder, recipe = options.recipe, config = options.config, held = held, lines = lines,
+    began = C.pk_clock(), print_line = print,
+  }, Run)
+  self.log_file = open_appending(self:path("run.log"))
+  self.metrics_file = open_appending(self:path("metrics.jsonl"))
+  if not held then self:log("%s: this file system has no locks; nothing keeps other processes out", folder) end
+  return self
+end
+
+local function write_config(folder, resolved)
+  files.write(files.join(folder, "resolved.json"), require("pack.config").encode(resolved))
+end
+
+local function start(folder, held, options)
+  if options.config then write_config(folder, options.config) end
+  write_json(folder, "environment.json", environment(options))
+  return open(folder, held, options, 0)
 end
 
 --- Starts a run. options: recipe (its name), output (the folder; default runs/RECIPE-UTCTIME), config (a
@@ -178,17 +202,89 @@ function run.create(options)
   else
     claimed, folder = claim_new(options.recipe)
   end
-  local self = setmetatable({
-    folder = folder, recipe = options.recipe, config = options.config, held = claimed[1],
-    began = C.pk_clock(), print_line = print,
-  }, Run)
-  if options.config then
-    files.write(self:path("resolved.json"), require("pack.config").encode(options.config))
+  return start(folder, claimed[1], options)
+end
+
+-- Resuming ---------------------------------------------------------------------------------------
+
+-- The first `count` lines of a file as text, and how many there are.
+local function first_lines(path, count)
+  local text, at, found = files.read(path) or "", 0, 0
+  while found < count do
+    local ending = text:find("\n", at + 1, true)
+    if not ending then break end
+    at, found = ending, found + 1
   end
-  write_json(self, "environment.json", environment(options))
-  self.log_file = open_appending(self:path("run.log"))
-  self.metrics_file = open_appending(self:path("metrics.jsonl"))
-  if not self.held then self:log("%s: this file system has no locks; nothing keeps other processes out", folder) end
+  return text:sub(1, at), found
+end
+
+-- Takes the folder of a run that is there, removing what a killed process left half written.
+local function claim_again(folder)
+  local held, message = lock(folder)
+  if held == nil then failure.usage("%s", message) end
+  for _, name in ipairs(files.list(folder) or {}) do
+    if name:find("%.tmp%-%d+%-%d+$") then os.remove(files.join(folder, name)) end
+  end
+  return held
+end
+
+-- Refuses to go on from a state where the run is past it: what follows would mix with what is there. States
+-- that were passed over as damaged are set aside.
+local function refuse_past(state, fallback)
+  if files.exists(files.join(state.folder, "result.json")) then
+    failure.usage("%s: the run is finished; --output DIR makes a branch", state.folder)
+  end
+  for _, other in ipairs(require("pack.checkpoint").list(state.folder)) do
+    if other.step > state.info.step then
+      if not fallback then
+        failure.usage("%s: %s is newer; continue from that, or make a branch with --output DIR", state.path, other.path)
+      end
+      os.rename(other.path, other.path .. ".damaged")
+    end
+  end
+end
+
+-- Adds where and how the run goes on to environment.json.
+local function note_environment(folder, options)
+  local first = json.decode(files.read(files.join(folder, "environment.json")) or "") or environment(options)
+  first.resumed = first.resumed or json.array()
+  table.insert(first.resumed, environment(options))
+  write_json(folder, "environment.json", first)
+end
+
+local function set_best(self, best)
+  self.best = best ~= json.null and best or nil
+  if self.best then
+    write_json(self.folder, "best.json", self.best)
+  else
+    os.remove(self:path("best.json"))
+  end
+end
+
+--- Continues a run from a state (see pack.checkpoint), in the state's folder or, as a branch, in
+-- options.output: metrics.jsonl is what it was when the state was taken, and best.json the best evaluation by
+-- then; run.log goes on. options: state, output, recipe, config, context, arguments. Refuses a folder that another
+-- process is writing to, and in the state's folder one that is finished or has newer states.
+function run.resume(options)
+  local state = options.state
+  local folder, branch = options.output or state.folder, options.output and options.output ~= state.folder
+  local held
+  if branch then
+    held = claim_given(folder)[1]
+    write_json(folder, "environment.json", environment(options))
+  else
+    held = claim_again(folder)
+    refuse_past(state, options.fallback)
+    note_environment(folder, options)
+  end
+  write_config(folder, options.config)
+  local wanted = state.info.metrics_lines
+  local text, found = first_lines(files.join(state.folder, "metrics.jsonl"), wanted)
+  files.write(files.join(folder, "metrics.jsonl"), text)
+  local self = open(folder, held, options, found)
+  set_best(self, state.info.best)
+  self:log("resumed: %s, after %d steps", state.path, state.info.step)
+  if found < wanted then self:log("metrics.jsonl had only %d of its %d lines", found, wanted) end
   return self
 end
 
@@ -222,7 +318,7 @@ local function note_best(self, row)
   if row.split ~= "validation" or not loss or loss - loss ~= 0 then return end
   if self.best and self.best.loss <= loss then return end
   self.best = row
-  write_json(self, "best.json", row)
+  write_json(self.folder, "best.json", row)
 end
 
 --- Appends a row to metrics.jsonl and returns it. A row with split = "validation" that has the smallest
@@ -230,7 +326,7 @@ end
 function Run:metrics(row)
   refuse_closed(self)
   append(self.metrics_file, self:path("metrics.jsonl"), (json.encode(row)))
-  self.epoch = row.epoch or self.epoch
+  self.lines = self.lines + 1
   note_best(self, row)
   return row
 end
@@ -241,30 +337,7 @@ function Run:result(result)
   local all = {recipe = self.recipe, best = self.best or json.null, finished = utc(),
     run_seconds = C.pk_clock() - self.began}
   for key, value in pairs(result) do all[key] = value end
-  write_json(self, "result.json", all)
-end
-
---- Writes the average of the trainer's workers to epoch-NNN.safetensors, under the parameters' names and
--- shapes of one model. Returns the path.
-function Run:save_average(trainer)
-  refuse_closed(self)
-  local epoch = self.epoch or 1
-  local path = self:path(("epoch-%03d.safetensors"):format(epoch))
-  local mean = trainer.model:average()
-  local contents = {metadata = {
-    packlua = require("pack.version"), content = "average", epoch = tostring(epoch),
-    num_models = tostring(trainer.num_models), step = tostring(trainer.step_number),
-    config = self.config and require("pack.config").encode(self.config) or nil,
-  }}
-  for _, name in ipairs(mean.names) do
-    local t = mean.weight[name]
-    local shape = t:sizes()
-    table.remove(shape, 1)
-    table.insert(contents, {name = name, tensor = t, shape = shape})
-  end
-  require("pack.safetensors").write(path, contents)
-  mean:free()
-  return path
+  write_json(self.folder, "result.json", all)
 end
 
 --- Closes the run's files and gives up its lock; twice is harmless.

@@ -1,0 +1,57 @@
+--- The course of a training run that recipes share: steps to the end, and what came of them.
+local native = require "pack.native"
+local progress = require "pack.progress"
+local saver = require "pack.saver"
+
+local C = native.C
+local training = {}
+
+--- Takes a trainer's remaining steps: records each in the run, evaluates the average on a subset after each
+-- epoch but the last, and saves what the configuration says. SIGTERM, SIGINT and SIGUSR1 end the
+-- program after the current step, with a state saved and exit code 75.
+-- options: data (its identity, see checkpoint.data_identity), on_step(row, trainer) and on_epoch(row, trainer),
+-- called before a step's row, or that of an epoch's evaluation, is written: what they add to it is too.
+function training.run(trainer, run, options)
+  local config = trainer.config
+  local every, total = config.training.log_every, trainer.total_steps
+  local keeper = saver.create {run = run, trainer = trainer, data = options.data}
+  local bar = progress.create {total = total, every = every, log = run, start = trainer.step_number}
+  C.pk_signals_hold()
+  while trainer.step_number < total do
+    local row = trainer:step()
+    local step = trainer.step_number
+    if step % every == 0 then row.consensus_distance = trainer:consensus_distance() end
+    if options.on_step then options.on_step(row, trainer) end
+    run:metrics(row)
+    bar:update(step, "loss %.3f, %s tok/s", row.loss, progress.count(row.tokens_per_second))
+    if trainer.schedule:ends_epoch(row.step) and step < total then
+      local held_out = trainer:evaluate {blocks = config.evaluation.subset_blocks}
+      if options.on_epoch then options.on_epoch(held_out, trainer) end
+      run:metrics(held_out)
+      bar:print("epoch %d: validation loss %.3f", row.epoch, held_out.loss)
+    end
+    keeper:after_step()
+  end
+  C.pk_signals_release()
+  bar:finish()
+  keeper:finish()
+  if keeper.weights then run:log("weights: %s", keeper.weights) end
+  keeper:close()
+end
+
+--- Evaluates the average of the workers, and each of them, on all that was held out, and writes result.json.
+-- data: see pack.data.open.
+function training.conclude(trainer, run, data)
+  local final = run:metrics(trainer:evaluate {workers = true})
+  local each = {}
+  for i, loss in ipairs(final.loss_worker) do each[i] = ("%.4f"):format(loss) end
+  run:log("validation loss %.4f of the average (perplexity %.2f), %s of the workers", final.loss,
+    final.perplexity, table.concat(each, " "))
+  run:log("consensus distance %.4g%s", final.consensus_distance, data.unigram_entropy
+    and ("; entropy of single tokens %.4f"):format(data.unigram_entropy) or "")
+  run:result {loss = final.loss, perplexity = final.perplexity, loss_worker = final.loss_worker,
+    consensus_distance = final.consensus_distance, unigram_entropy = data.unigram_entropy,
+    steps = trainer.total_steps}
+end
+
+return training
