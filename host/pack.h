@@ -66,6 +66,7 @@ typedef struct pk_context_options {
   const char *device;   /* "cpu" ("cuda:K" and "emu" with the CUDA device) */
   int64_t threads;      /* 0: one per core that this process may use */
   int64_t memory_limit; /* bytes; 0: what the machine or the cgroup has left, less a margin */
+  int64_t forecast;     /* 1: account for memory without taking it; operations compute nothing */
 } pk_context_options;
 
 pk_context_options pk_context_defaults(void);
@@ -515,7 +516,8 @@ typedef struct pk_blocks_options {
   uint64_t seed;
 } pk_blocks_options;
 
-/* Owned; it takes a share of tokens. Errors: fewer than two tokens, options out of range, no memory. */
+/* Owned; it takes a share of tokens. Errors: fewer than two tokens, options out of range, no
+ * memory. */
 pk_status pk_blocks_create(const pk_tokens *tokens, pk_blocks **blocks,
                            const pk_blocks_options *options);
 void pk_blocks_free(pk_blocks *blocks);

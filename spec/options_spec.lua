@@ -73,11 +73,12 @@ describe("A recipe's command line", function()
     refused("usage: packlua recipes/train.lua [options]", "--nonsense")
   end)
 
-  it("says plainly that --plan cannot forecast yet", function()
-    local good, object = pcall(parse, "--plan")
+  it("refuses what belongs to --plan without it, unless the recipe has it too", function()
+    local good, object = pcall(parse, "--memory", "100")
     assert.is_false(good)
-    assert.equal(1, object.exit)
-    assert.is_truthy(tostring(object):find("recorded programs", 1, true))
+    assert.equal(2, object.exit)
+    assert.is_truthy(tostring(object):find("--memory needs --plan", 1, true))
+    assert.same({4, 8}, parse("--num-models", "4", "8").num_models)
   end)
 
   it("takes files where a recipe wants them, and then no configuration", function()
@@ -109,7 +110,8 @@ options:
   --config FILE      configuration: Lua table, JSON or YAML (default configs/tiny.lua)
   --set KEY=VALUE    changes a key; may be repeated
   --device DEVICE    the same as --set runtime.device=DEVICE
-  --plan             forecasts memory and ends; comes with recorded programs
+  --plan             shows the memory of a training step, and ends
+  --memory MIB       with --plan: also the most workers that fit in this
   --help             shows this text
 
 configuration keys, their defaults and meaning:

@@ -35,8 +35,10 @@ pk_status pk_context_create(pk_context **context, const pk_context_options *opti
     return status;
   }
   created->references = 1;
+  created->forecast = options->forecast != 0;
   created->memory.limit =
       options->memory_limit ? options->memory_limit : created->device->memory_available;
+  if (created->forecast && !options->memory_limit) created->memory.limit = INT64_MAX / 2;
   snprintf(created->description, sizeof created->description, "%s: %s, limit %.1f GiB",
            created->device->name, created->device->description,
            (double)created->memory.limit / 1073741824.0);

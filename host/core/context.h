@@ -19,6 +19,7 @@ struct pk_context {
   pk_memory memory;
   int64_t pressure; /* bytes taken since the collector last ran */
   pk_free_block *free_blocks[PK_SIZE_CLASSES];
+  bool forecast;         /* memory is counted, not taken, and nothing is computed */
   pk_program *recording; /* the program that operations go to, or NULL */
   char description[256];
 };

@@ -204,7 +204,7 @@ static pk_status record(const pk_call *call, const pk_op_info *info) {
 static pk_status run_kernel(pk_call *call, const pk_op_info *info) {
   const pk_device *device = call->context->device;
   pk_status status = check_available(call, info);
-  if (status != PK_OK) return status;
+  if (status != PK_OK || call->context->forecast) return status;
   pk_kernel kernel = device->kernels[call->op];
   pk_workspace_rule rule = device->workspaces[call->op];
   int64_t bytes = rule ? rule(call) : 0;

@@ -81,6 +81,9 @@ void pk_memory_trim(pk_context *context) {
   }
 }
 
+/* What a forecast hands out: an address that nothing reads. */
+static char no_memory[64];
+
 static void count_taken(pk_context *context, int64_t bytes, int category) {
   pk_memory *memory = &context->memory;
   memory->used[category] += bytes;
@@ -97,6 +100,13 @@ static void count_taken(pk_context *context, int64_t bytes, int category) {
 pk_status pk_memory_take(pk_context *context, int64_t bytes, int category, void **memory) {
   if (bytes < 0 || bytes > INT64_MAX / 4) {
     return pk_fail(PK_INVALID, "a request for %lld bytes is not possible", (long long)bytes);
+  }
+  if (context->forecast) {
+    if (context->memory.total + bytes > context->memory.limit)
+      return refuse(context, bytes, category);
+    count_taken(context, bytes, category);
+    *memory = no_memory;
+    return PK_OK;
   }
   int64_t rounded;
   int class = size_class(bytes, &rounded);
@@ -124,6 +134,7 @@ void pk_memory_give(pk_context *context, void *memory, int64_t bytes, int catego
   context->memory.used[category] -= bytes;
   context->memory.total -= bytes;
   context->memory.live--;
+  if (context->forecast) return;
   int64_t rounded;
   int class = size_class(bytes, &rounded);
   pk_free_block *block = malloc(sizeof *block);

@@ -263,6 +263,7 @@ pk_status pk_program_run(pk_program *program) {
     return pk_fail(PK_INVALID, "a program cannot be run while another is recorded");
   }
   pk_status status = take_slab(program);
+  if (program->context->forecast) return status;
   const pk_kernel *kernels = program->context->device->kernels;
   for (int64_t i = 0; i < program->count && status == PK_OK; i++) {
     const pk_call *call = &program->list[i]->call;

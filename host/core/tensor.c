@@ -122,6 +122,7 @@ pk_status pk_tensor_create_raw(pk_context *context, pk_tensor **tensor, int dtyp
 
 /* Zeros: at once, or as an operation of the program that is being recorded. */
 static pk_status make_zero(pk_context *context, pk_tensor *tensor) {
+  if (context->forecast && !context->recording) return PK_OK;
   if (!context->recording) {
     pk_storage *storage = tensor->storage;
     return context->device->zero(context->device, storage->memory, storage->bytes);
@@ -218,6 +219,7 @@ pk_status pk_tensor_check_values(const pk_tensor *tensor, bool writing) {
                    "operations, or move this out of the compiled function",
                    what);
   }
+  if (context->forecast && !writing) return pk_fail(PK_INVALID, "a forecast has no values");
   if (tensor->storage->memory) return PK_OK;
   return pk_fail(PK_INVALID, "a result of a program cannot be %s before the program has run", what);
 }
@@ -244,7 +246,7 @@ static int64_t runs_of(const pk_tensor *tensor, int64_t *run_bytes, int64_t *str
 
 pk_status pk_tensor_write(pk_tensor *tensor, const void *data, int64_t bytes) {
   pk_status status = check_bytes(tensor, bytes, "writing");
-  if (status != PK_OK) return status;
+  if (status != PK_OK || tensor->context->forecast) return status;
   pk_device *device = tensor->context->device;
   int64_t run_bytes, stride_bytes, runs = runs_of(tensor, &run_bytes, &stride_bytes);
   char *memory = pk_tensor_data(tensor);

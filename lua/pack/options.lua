@@ -13,7 +13,11 @@ local function configured(spec)
       default = spec.default_config or default_config},
     {name = "set", value = "KEY=VALUE", repeated = true, help = "changes a key; may be repeated"},
     {name = "device", value = "DEVICE", help = "the same as --set runtime.device=DEVICE"},
-    {name = "plan", help = "forecasts memory and ends; comes with recorded programs"},
+    {name = "plan", help = "shows the memory of a training step, and ends"},
+    {name = "num-models", value = "N", many = true, type = "integer", minimum = 1,
+      help = "with --plan: numbers of workers to show, the micro-batch following"},
+    {name = "memory", value = "MIB", type = "number", minimum = 1,
+      help = "with --plan: also the most workers that fit in this"},
   }
 end
 
@@ -201,12 +205,26 @@ local function check_positional(spec, result)
   end
 end
 
-local function load_config(result)
-  local config = require "pack.config"
+-- The settings of --set and of the options that stand for one.
+local function settings_of(result)
   local settings = result.set or {}
   if result.device then settings[#settings + 1] = "runtime.device=" .. result.device end
   if result.output then settings[#settings + 1] = "runtime.output_dir=" .. result.output end
-  return config.load(result.config, settings)
+  return settings
+end
+
+-- Prints the forecast that --plan asks for and ends the program; refuses what belongs to it without it.
+local function plan_or_refuse(spec, result)
+  local own = {}
+  for _, row in ipairs(spec.extra or {}) do own[row.name] = true end
+  if result.plan then
+    require("pack.plan").print(result.config, settings_of(result),
+      {num_models = result.num_models, limit = result.memory and result.memory * 2 ^ 20})
+    failure.raise(0, "")
+  end
+  for _, name in ipairs {"num-models", "memory"} do
+    if result[(name:gsub("-", "_"))] and not own[name] then refuse(spec, "--%s needs --plan", name) end
+  end
 end
 
 --- Reads a recipe's command line. spec: recipe (its name), summary, arg (the global arg), extra (a list of
@@ -228,10 +246,8 @@ function options.parse(spec)
     if result[key] == nil then result[key] = row.default end
   end
   if spec.config ~= false then
-    if result.plan then
-      failure.raise(1, "--plan: a forecast needs recorded programs, which this version does not have yet")
-    end
-    result.config = load_config(result)
+    plan_or_refuse(spec, result)
+    result.config = require("pack.config").load(result.config, settings_of(result))
     result.output = result.output or result.config.runtime.output_dir or nil
   end
   return result

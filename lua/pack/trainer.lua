@@ -17,11 +17,11 @@ local Trainer = {}
 Trainer.__index = Trainer
 
 --- A trainer for a resolved configuration.
--- options: context, train and validation (token streams, see pack.data), validation_complete (true), fused
--- (see optim.adamw).
+-- options: context, train and validation (token streams, see pack.data; without train it can be planned, not
+-- run), validation_complete (true), fused (see optim.adamw).
 function trainer.create(config, options)
   local self = setmetatable({}, Trainer)
-  local training, decentralized = config.training, config.decentralized
+  local decentralized = config.decentralized
   self.config = config
   self.context = options.context
   self.num_models = decentralized.num_models
@@ -36,17 +36,23 @@ function trainer.create(config, options)
   self.model:initialize(config.runtime.seed)
   self.optimizer = optim.adamw(self.model, config.optimizer,
     {scheme = decentralized.scheme, fused = options.fused})
-  self.batches = loader.create {
-    tokens = options.train, context_length = config.model.context_length,
-    num_models = self.num_models, micro_batch_size = training.micro_batch_size,
-    accumulation = self.accumulation, seed = config.data.shuffle_seed,
-    limit_tokens = self.total_steps * training.batch_tokens + 1, -- the last one is a target only
-    buffer_mib = config.data.buffer_size_mib, prefetch = config.data.prefetch,
-  }
+  if options.train then self:open_loader(options.train) end
   self.validation, self.validation_complete = options.validation, options.validation_complete ~= false
   self.step_number, self.mixings = 0, 0
   self:allocate_batch()
   return self
+end
+
+-- The loader of the training batches.
+function Trainer:open_loader(train)
+  local config = self.config
+  self.batches = loader.create {
+    tokens = train, context_length = config.model.context_length,
+    num_models = self.num_models, micro_batch_size = config.training.micro_batch_size,
+    accumulation = self.accumulation, seed = config.data.shuffle_seed,
+    limit_tokens = self.total_steps * config.training.batch_tokens + 1, -- the last one is a target only
+    buffer_mib = config.data.buffer_size_mib, prefetch = config.data.prefetch,
+  }
 end
 
 function Trainer:allocate_batch()
@@ -203,6 +209,17 @@ function Trainer:evaluate(options)
     end
   end
   return row
+end
+
+--- Releases the trainer's tensors and its loader at once.
+function Trainer:free()
+  if self.program then self.program:free() end
+  if self.batches then self.batches:close() end
+  for _, list in ipairs {self.tokens, self.targets} do
+    for _, batch in ipairs(list) do batch:free() end
+  end
+  self.optimizer:free()
+  self.model:free()
 end
 
 return trainer

@@ -1,0 +1,73 @@
+-- Memory forecasts: what --plan says is what a step takes.
+local config = require "pack.config"
+local context = require "pack.context"
+local ops = require "pack.ops"
+local plan = require "pack.plan"
+local support = require "spec.support.helper"
+local tensor = require "pack.tensor"
+local trainer = require "pack.trainer"
+
+local settings = {"training.max_tokens=8192", "runtime.threads=2"}
+
+local function load(...)
+  return config.load("configs/tiny.lua", {unpack(settings), ...})
+end
+
+describe("a forecast", function()
+  support.watch()
+
+  for _, changes in ipairs {{}, {"runtime.amp=true"}, {"decentralized.scheme=atc"},
+    {"training.micro_batch_size=2"}} do
+    it("is the allocator's peak after a step to the byte: " .. table.concat(changes, " "), function()
+      local resolved = load(unpack(changes))
+      resolved.runtime.amp = resolved.runtime.amp == true
+      local forecast = plan.of(resolved)
+      local own = context.create {threads = 2}
+      local tokens = require("ffi").new("uint16_t[4000]")
+      local one = trainer.create(resolved, {context = own, train = {tokens = tokens, count = 4000}})
+      one:step()
+      local memory = own:memory()
+      assert.equal(memory.total_peak, forecast.total)
+      for _, category in ipairs {"parameters", "gradients", "moments", "data"} do
+        assert.equal(memory.used[category], forecast[category])
+      end
+      one:free()
+      collectgarbage()
+      own:close()
+    end)
+  end
+
+  it("takes no memory and computes nothing", function()
+    local own = context.create {forecast = true}
+    local t = tensor.zeros({1000, 1000, 1000}, "f64", {context = own})
+    assert.equal(8e9, own:memory().total)
+    assert.equal(0, own:memory().reserved)
+    ops.fill {shape = {1000, 1000, 1000}, value = 1, dtype = "f64", out = t}
+    assert.error_matches(function() t:item() end, "one")
+    assert.error_matches(function() t:view({shape = {1}}):item() end, "a forecast has no values")
+    t:free()
+    own:close()
+  end)
+
+  it("shows a row for each number of workers and the most that fit, in the recipe", function()
+    local code, out = support.run("packlua recipes/train.lua --config configs/20m.lua "
+      .. "--set decentralized.num_models=4 --set training.micro_batch_size=8 "
+      .. "--plan --num-models 1 4 5 8 --memory 9000")
+    assert.equal(0, code)
+    assert.is_truthy(out:find("20403520 parameters per worker", 1, true))
+    local total = {}
+    for line in out:gmatch("[^\n]+") do
+      local workers, sum = line:match("^ +(%d+) .* ([%d.]+)$")
+      if workers then total[tonumber(workers)] = tonumber(sum) end
+    end
+    assert.is_true(total[1] < total[4] and total[4] < total[8])
+    assert.is_truthy(out:find("cannot be shared out among 5 workers", 1, true))
+    assert.is_truthy(out:find("the most workers in 9000.0 MiB: ", 1, true))
+  end)
+
+  it("says when no number of workers fits", function()
+    local code, _, err = support.run("packlua recipes/train.lua --plan --memory 1")
+    assert.equal(1, code)
+    assert.is_truthy(err:find("no number of workers fits in 1.0 MiB", 1, true))
+  end)
+end)
