@@ -1,10 +1,13 @@
-/* Matrix products on the calling thread: oneDNN or CBLAS, else plain loops.
+/* Matrix products on the calling thread: f32 by oneDNN, else CBLAS; f64 by CBLAS; else plain loops.
  *
- * Both libraries have thread teams of their own. Each pool thread tells OpenMP once that its team
- * is itself alone, and OpenBLAS is told for the whole process, so that the pool is the only
- * parallelism. */
+ * Both libraries have thread teams of their own. Each thread that comes here tells OpenMP once that
+ * its team is itself alone, which oneDNN and OpenBLAS's OpenMP build go by, and OpenBLAS's other
+ * builds are told for the whole process, so that the pool is the only parallelism. OpenBLAS sets
+ * itself up during its first product, which therefore happens before any two threads can meet in
+ * it. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <limits.h>
 #include <pthread.h>
 
 #include "cpu/cpu.h"
@@ -16,6 +19,15 @@
 #include <cblas.h>
 #endif
 
+#include "cpu/real_f32.h"
+
+#include "cpu/plain_gemm_real.h"
+
+#include "cpu/real_f64.h"
+
+#include "cpu/plain_gemm_real.h"
+
+#if defined(PK_HAVE_DNNL) || defined(PK_HAVE_CBLAS)
 /* OpenMP is looked up, not linked: it is there if a library brought it. */
 static void limit_library_threads(void) {
   static _Thread_local bool done;
@@ -26,100 +38,87 @@ static void limit_library_threads(void) {
   memcpy(&set_threads, &found, sizeof found);
   if (found) set_threads(1);
 }
-
-#ifdef PK_HAVE_OPENBLAS
-static void limit_openblas(void) {
-  openblas_set_num_threads(1);
-}
 #endif
 
 #ifdef PK_HAVE_CBLAS
-static void prepare_cblas(void) {
-  limit_library_threads();
+static void start_cblas(void) {
 #ifdef PK_HAVE_OPENBLAS
+  openblas_set_num_threads(1);
+#endif
+  double one = 1, result;
+  cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, 1, 1, 1, 1, &one, 1, &one, 1, 0, &result,
+              1);
+}
+
+static void prepare_cblas(void) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
-  pthread_once(&once, limit_openblas);
-#endif
+  limit_library_threads();
+  pthread_once(&once, start_cblas);
+}
+
+static CBLAS_TRANSPOSE transpose_of(bool transpose) {
+  return transpose ? CblasTrans : CblasNoTrans;
+}
+
+/* CBLAS counts in int. */
+static bool fits_cblas(int64_t m, int64_t p, int64_t k, int64_t lda, int64_t ldb, int64_t ldc) {
+  return m <= INT_MAX && p <= INT_MAX && k <= INT_MAX && lda <= INT_MAX && ldb <= INT_MAX &&
+         ldc <= INT_MAX;
 }
 #endif
 
-#if !defined(PK_HAVE_CBLAS)
-static void plain_f64(bool transpose_a, bool transpose_b, int64_t m, int64_t p, int64_t k,
-                      double alpha, const double *a, int64_t lda, const double *b, int64_t ldb,
-                      double beta, double *restrict c, int64_t ldc) {
-  for (int64_t i = 0; i < m; i++) {
-    for (int64_t j = 0; j < p; j++) c[i * ldc + j] = beta == 0 ? 0 : c[i * ldc + j] * beta;
-    for (int64_t l = 0; l < k; l++) {
-      double x = alpha * (transpose_a ? a[l * lda + i] : a[i * lda + l]);
-      for (int64_t j = 0; j < p; j++)
-        c[i * ldc + j] += x * (transpose_b ? b[j * ldb + l] : b[l * ldb + j]);
-    }
-  }
-}
+/* Each multiplies by a library and returns true, or leaves C as it is and returns false. */
+static bool library_f32(bool transpose_a, bool transpose_b, int64_t m, int64_t p, int64_t k,
+                        float alpha, const float *a, int64_t lda, const float *b, int64_t ldb,
+                        float beta, float *c, int64_t ldc) {
+#if defined(PK_HAVE_DNNL)
+  limit_library_threads();
+  return dnnl_sgemm(transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', m, p, k, alpha, a, lda, b,
+                    ldb, beta, c, ldc) == dnnl_success;
+#elif defined(PK_HAVE_CBLAS)
+  if (!fits_cblas(m, p, k, lda, ldb, ldc)) return false;
+  prepare_cblas();
+  cblas_sgemm(CblasRowMajor, transpose_of(transpose_a), transpose_of(transpose_b), (int)m, (int)p,
+              (int)k, alpha, a, (int)lda, b, (int)ldb, beta, c, (int)ldc);
+  return true;
+#else
+  (void)transpose_a, (void)transpose_b, (void)m, (void)p, (void)k, (void)alpha, (void)a, (void)lda;
+  (void)b, (void)ldb, (void)beta, (void)c, (void)ldc;
+  return false;
 #endif
-
-#if !defined(PK_HAVE_DNNL) && !defined(PK_HAVE_CBLAS)
-static void plain_f32(bool transpose_a, bool transpose_b, int64_t m, int64_t p, int64_t k,
-                      float alpha, const float *a, int64_t lda, const float *b, int64_t ldb,
-                      float beta, float *restrict c, int64_t ldc) {
-  for (int64_t i = 0; i < m; i++) {
-    for (int64_t j = 0; j < p; j++) c[i * ldc + j] = beta == 0 ? 0 : c[i * ldc + j] * beta;
-    for (int64_t l = 0; l < k; l++) {
-      float x = alpha * (transpose_a ? a[l * lda + i] : a[i * lda + l]);
-      for (int64_t j = 0; j < p; j++)
-        c[i * ldc + j] += x * (transpose_b ? b[j * ldb + l] : b[l * ldb + j]);
-    }
-  }
 }
+
+static bool library_f64(bool transpose_a, bool transpose_b, int64_t m, int64_t p, int64_t k,
+                        double alpha, const double *a, int64_t lda, const double *b, int64_t ldb,
+                        double beta, double *c, int64_t ldc) {
+#if defined(PK_HAVE_CBLAS)
+  if (!fits_cblas(m, p, k, lda, ldb, ldc)) return false;
+  prepare_cblas();
+  cblas_dgemm(CblasRowMajor, transpose_of(transpose_a), transpose_of(transpose_b), (int)m, (int)p,
+              (int)k, alpha, a, (int)lda, b, (int)ldb, beta, c, (int)ldc);
+  return true;
+#else
+  (void)transpose_a, (void)transpose_b, (void)m, (void)p, (void)k, (void)alpha, (void)a, (void)lda;
+  (void)b, (void)ldb, (void)beta, (void)c, (void)ldc;
+  return false;
 #endif
-
-/* C <- beta C: the product over no elements, which libraries leave out. */
-static void scale_f32(int64_t m, int64_t p, float beta, float *c, int64_t ldc) {
-  for (int64_t i = 0; i < m; i++)
-    for (int64_t j = 0; j < p; j++) c[i * ldc + j] = beta == 0 ? 0 : c[i * ldc + j] * beta;
-}
-
-static void scale_f64(int64_t m, int64_t p, double beta, double *c, int64_t ldc) {
-  for (int64_t i = 0; i < m; i++)
-    for (int64_t j = 0; j < p; j++) c[i * ldc + j] = beta == 0 ? 0 : c[i * ldc + j] * beta;
 }
 
 void pk_cpu_gemm_f32(bool transpose_a, bool transpose_b, int64_t m, int64_t p, int64_t k,
                      float alpha, const float *a, int64_t lda, const float *b, int64_t ldb,
                      float beta, float *c, int64_t ldc) {
   if (m == 0 || p == 0) return;
-  if (k == 0) {
-    scale_f32(m, p, beta, c, ldc);
-    return;
-  }
-#if defined(PK_HAVE_DNNL)
-  limit_library_threads();
-  dnnl_sgemm(transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', m, p, k, alpha, a, lda, b, ldb, beta,
-             c, ldc);
-#elif defined(PK_HAVE_CBLAS)
-  prepare_cblas();
-  cblas_sgemm(CblasRowMajor, transpose_a ? CblasTrans : CblasNoTrans,
-              transpose_b ? CblasTrans : CblasNoTrans, (int)m, (int)p, (int)k, alpha, a, (int)lda,
-              b, (int)ldb, beta, c, (int)ldc);
-#else
-  plain_f32(transpose_a, transpose_b, m, p, k, alpha, a, lda, b, ldb, beta, c, ldc);
-#endif
+  /* Libraries leave out a product over no elements. */
+  if (k == 0 ||
+      !library_f32(transpose_a, transpose_b, m, p, k, alpha, a, lda, b, ldb, beta, c, ldc))
+    plain_gemm_f32(transpose_a, transpose_b, m, p, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 
 void pk_cpu_gemm_f64(bool transpose_a, bool transpose_b, int64_t m, int64_t p, int64_t k,
                      double alpha, const double *a, int64_t lda, const double *b, int64_t ldb,
                      double beta, double *c, int64_t ldc) {
   if (m == 0 || p == 0) return;
-  if (k == 0) {
-    scale_f64(m, p, beta, c, ldc);
-    return;
-  }
-#if defined(PK_HAVE_CBLAS)
-  prepare_cblas();
-  cblas_dgemm(CblasRowMajor, transpose_a ? CblasTrans : CblasNoTrans,
-              transpose_b ? CblasTrans : CblasNoTrans, (int)m, (int)p, (int)k, alpha, a, (int)lda,
-              b, (int)ldb, beta, c, (int)ldc);
-#else
-  plain_f64(transpose_a, transpose_b, m, p, k, alpha, a, lda, b, ldb, beta, c, ldc);
-#endif
+  if (k == 0 ||
+      !library_f64(transpose_a, transpose_b, m, p, k, alpha, a, lda, b, ldb, beta, c, ldc))
+    plain_gemm_f64(transpose_a, transpose_b, m, p, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
