@@ -418,7 +418,7 @@ typedef struct pk_saver_progress {
 
 pk_status pk_saver_create(pk_saver **saver);
 
-/* Gives up what is not finished: its temporary is removed. */
+/* Waits until everything is written, or has failed. */
 void pk_saver_free(pk_saver *saver);
 
 /* Hands a snapshot over, which belongs to the saver afterwards, also on failure. Errors: the disk

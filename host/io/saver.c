@@ -16,7 +16,7 @@
 
 enum {
   NICENESS = 10,         /* of the thread */
-  PIECE_BYTES = 1 << 24, /* written, or read back, between looks at stop */
+  PIECE_BYTES = 1 << 24, /* read back at once */
   SPARE_BYTES = 1 << 20, /* that the disk must have besides the data */
   HUGE_BYTES = 1 << 21,
   MESSAGE_BYTES = 2048
@@ -168,13 +168,6 @@ struct pk_saver {
   char message[MESSAGE_BYTES];
 };
 
-static bool is_stopped(pk_saver *saver) {
-  pthread_mutex_lock(&saver->mutex);
-  bool stop = saver->stop;
-  pthread_mutex_unlock(&saver->mutex);
-  return stop;
-}
-
 static pk_status declare(const pk_snapshot *snapshot, pk_safetensors_writer *writer) {
   pk_status status = PK_OK;
   for (int64_t i = 0; i < snapshot->pair_count && !status; i++) {
@@ -189,21 +182,25 @@ static pk_status declare(const pk_snapshot *snapshot, pk_safetensors_writer *wri
   return status;
 }
 
-static pk_status write_item(pk_saver *saver, const item *tensor, pk_safetensors_writer *writer) {
-  for (int64_t at = 0; at < tensor->bytes; at += PIECE_BYTES) {
-    if (is_stopped(saver)) return pk_fail(PK_INVALID, "given up");
-    int64_t left = tensor->bytes - at;
-    pk_status status = pk_safetensors_writer_data(writer, tensor->data + at,
-                                                  left < PIECE_BYTES ? left : PIECE_BYTES);
-    if (status) return status;
+/* Refuses NaN and infinities, whose exponent bits are all set: a state with them would take the
+ * place of a good one. */
+static pk_status check_finite(const item *tensor) {
+  bool finite = true;
+  if (strcmp(tensor->dtype, "F32") == 0) {
+    const uint32_t *bits = (const void *)tensor->data;
+    for (int64_t i = 0; i < tensor->bytes / 4; i++) finite &= (~bits[i] & 0x7f800000u) != 0;
+  } else if (strcmp(tensor->dtype, "F64") == 0) {
+    const uint64_t *bits = (const void *)tensor->data;
+    for (int64_t i = 0; i < tensor->bytes / 8; i++) finite &= (~bits[i] & 0x7ff0000000000000u) != 0;
   }
-  return PK_OK;
+  return finite ? PK_OK
+                : pk_fail(PK_INVALID, "tensor '%.200s' holds values that are not finite",
+                          tensor->name);
 }
 
-static pk_status compare_item(pk_saver *saver, const item *tensor, pk_safetensors *file,
-                              int64_t index, char *piece) {
+static pk_status compare_item(const item *tensor, pk_safetensors *file, int64_t index,
+                              char *piece) {
   for (int64_t at = 0; at < tensor->bytes; at += PIECE_BYTES) {
-    if (is_stopped(saver)) return pk_fail(PK_INVALID, "given up");
     int64_t left = tensor->bytes - at, count = left < PIECE_BYTES ? left : PIECE_BYTES;
     pk_status status = pk_safetensors_read_part(file, index, at, piece, count);
     if (status) return status;
@@ -215,7 +212,7 @@ static pk_status compare_item(pk_saver *saver, const item *tensor, pk_safetensor
 }
 
 /* Opens a file as any reader would, and compares its tensors with the snapshot. */
-static pk_status read_back(pk_saver *saver, const pk_snapshot *snapshot, const char *path) {
+static pk_status read_back(const pk_snapshot *snapshot, const char *path) {
   pk_safetensors *file = NULL;
   char *piece = malloc(PIECE_BYTES);
   pk_status status = piece ? pk_safetensors_open(path, &file)
@@ -225,36 +222,41 @@ static pk_status read_back(pk_saver *saver, const pk_snapshot *snapshot, const c
   }
   /* Without empty tensors the order of the data is that in which they were declared. */
   for (int64_t i = 0; i < snapshot->item_count && !status; i++) {
-    status = compare_item(saver, &snapshot->items[i], file, i, piece);
+    status = compare_item(&snapshot->items[i], file, i, piece);
   }
   pk_safetensors_close(file);
   free(piece);
   return status ? pk_fail_within(status, "%s: reading it back", snapshot->path) : PK_OK;
 }
 
-static pk_status save(pk_saver *saver, const pk_snapshot *snapshot) {
+static pk_status save(const pk_snapshot *snapshot) {
   pk_safetensors_writer *writer = NULL;
   const char *temporary = NULL;
-  pk_status status = pk_safetensors_writer_create(snapshot->path, &writer);
+  pk_status status = PK_OK;
+  for (int64_t i = 0; i < snapshot->item_count && !status; i++) {
+    status = check_finite(&snapshot->items[i]);
+  }
+  if (status) return pk_fail_within(status, "%s", snapshot->path);
+  status = pk_safetensors_writer_create(snapshot->path, &writer);
   if (!status && snapshot->level != 0) {
     status = pk_safetensors_writer_compress(writer, snapshot->level, snapshot->threads);
   }
   if (!status) status = declare(snapshot, writer);
   for (int64_t i = 0; i < snapshot->item_count && !status; i++) {
-    status = write_item(saver, &snapshot->items[i], writer);
+    status = pk_safetensors_writer_data(writer, snapshot->items[i].data, snapshot->items[i].bytes);
   }
   if (!status) status = pk_safetensors_writer_complete(writer, &temporary);
-  if (!status) status = read_back(saver, snapshot, temporary);
+  if (!status) status = read_back(snapshot, temporary);
   if (!status) status = pk_safetensors_writer_finish(writer);
   pk_safetensors_writer_free(writer);
   return status;
 }
 
-/* Waits for a snapshot, which is taken from the queue; NULL: stop. */
+/* Waits for a snapshot, which is taken from the queue; NULL: stop, and none is left. */
 static pk_snapshot *take(pk_saver *saver) {
   pthread_mutex_lock(&saver->mutex);
   while (!saver->stop && !saver->first) pthread_cond_wait(&saver->work, &saver->mutex);
-  pk_snapshot *snapshot = saver->stop ? NULL : saver->first;
+  pk_snapshot *snapshot = saver->first;
   if (snapshot) saver->first = snapshot->next;
   if (!saver->first) saver->last = NULL;
   pthread_mutex_unlock(&saver->mutex);
@@ -268,7 +270,7 @@ static void *saver_main(void *argument) {
   pk_snapshot *snapshot;
   while ((snapshot = take(saver))) {
     double began = pk_clock();
-    pk_status status = saver->failure ? saver->failure : save(saver, snapshot);
+    pk_status status = saver->failure ? saver->failure : save(snapshot);
     pthread_mutex_lock(&saver->mutex);
     saver->unfinished_bytes -= snapshot->bytes;
     if (status && !saver->failure) {
@@ -323,11 +325,6 @@ void pk_saver_free(pk_saver *saver) {
   pthread_cond_signal(&saver->work);
   pthread_mutex_unlock(&saver->mutex);
   pthread_join(saver->thread, NULL);
-  while (saver->first) {
-    pk_snapshot *next = saver->first->next;
-    pk_snapshot_free(saver->first);
-    saver->first = next;
-  }
   pthread_mutex_destroy(&saver->mutex);
   pthread_cond_destroy(&saver->work);
   pthread_cond_destroy(&saver->done);

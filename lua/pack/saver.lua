@@ -196,7 +196,7 @@ function Saver:after_step()
   if number ~= 0 then stop(self, number) end
 end
 
---- Gives up what is not written; twice is harmless.
+--- Waits for what is not written, and ends; twice is harmless.
 function Saver:close()
   if not self.handle then return end
   C.pk_saver_free(ffi.gc(self.handle, nil))
