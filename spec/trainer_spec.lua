@@ -132,6 +132,16 @@ describe("A trainer", function()
     end
   end)
 
+  it("gives recorded steps the same bits as steps run one operation at a time", function()
+    local changes = {"decentralized.num_models=2", "training.micro_batch_size=2", "decentralized.mix_every=2"}
+    local recorded = create(changes)
+    changes[#changes + 1] = "runtime.compile=false"
+    local eager = create(changes)
+    assert.equal(2, eager.accumulation)
+    assert.same(without_times(steps(eager, 5)), without_times(steps(recorded, 5)))
+    assert.same(state(eager), state(recorded))
+  end)
+
   it("in micro-steps does what it does with the undivided batch", function()
     local whole = create {"decentralized.num_models=2", "training.micro_batch_size=4"}
     local parts = create {"decentralized.num_models=2", "training.micro_batch_size=1"}
