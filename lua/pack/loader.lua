@@ -131,11 +131,24 @@ function loader.validation(options)
   return self
 end
 
+--- Goes back to the first block.
+function Validation:rewind()
+  C.pk_blocks_rewind(opened(self))
+end
+
+local count = ffi.new("int64_t[1]")
+
+--- Fills the next blocks into int32_t arrays [batch_size, T] and returns how many are real, 0 at the end.
+function Validation:next(tokens, targets)
+  check(C.pk_blocks_next(opened(self), tokens, targets, count))
+  return tonumber(count[0])
+end
+
 --- Iterates over tensors tokens, targets [1, R, T] i32, R being batch_size or, at last, what is left. They
 -- are filled anew or freed by the next round: do not keep them.
 function Validation:each()
   local tensor = require "pack.tensor"
-  local size, count = self.batch_size * self.length, ffi.new("int64_t[1]")
+  local size = self.batch_size * self.length
   local host_tokens, host_targets = ffi.new("int32_t[?]", size), ffi.new("int32_t[?]", size)
   local rows, tokens, targets = 0, nil, nil
   local function allocate(wanted)
@@ -146,10 +159,9 @@ function Validation:each()
     tokens = tensor.zeros({1, rows, self.length}, "i32", options)
     targets = tensor.zeros({1, rows, self.length}, "i32", options)
   end
-  C.pk_blocks_rewind(self.handle)
+  self:rewind()
   return function()
-    check(C.pk_blocks_next(self.handle, host_tokens, host_targets, count))
-    local wanted = tonumber(count[0])
+    local wanted = self:next(host_tokens, host_targets)
     if wanted ~= rows then allocate(wanted) end
     if wanted == 0 then return nil end
     tokens:write(host_tokens)
