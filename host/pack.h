@@ -233,6 +233,7 @@ void pk_program_free(pk_program *program);
 typedef struct pk_program_plan {
   int64_t recorded;    /* operations recorded */
   int64_t dropped;     /* of these, dropped as nothing reads their results */
+  int64_t recomputed;  /* operations that run again instead of keeping their results */
   int64_t operations;  /* operations that run */
   int64_t buffers;     /* tensors that belong to the program */
   int64_t activations; /* bytes of these, at the time when most are in use */

@@ -148,6 +148,48 @@ describe("a program's plan", function()
     one:free()
   end)
 
+  it("computes a cheap result again rather than keeping it through a long wait, to the same bits", function()
+    local size = 4096
+    local gate = tensor.normal({1, size}, 1, {dtype = "f32"})
+    local up = tensor.normal({1, size}, 2, {dtype = "f32"})
+    local function chain(waits)
+      return function()
+        local a, b = ops.affine(gate, {scale = 2}), ops.affine(up, {scale = 3})
+        local y = ops.swiglu(a, b)
+        local z = ops.add(y, y)
+        for _ = 1, waits do z = ops.affine(z, {scale = 0.5, shift = 0.25}) end
+        return ops.add(ops.add(z, y), ops.multiply(a, b))
+      end
+    end
+    local short, long = program.record(chain(3), {}), program.record(chain(40), {})
+    assert.equals(0, short:memory().recomputed)
+    assert.equals(1, long:memory().recomputed)
+    assert.equals(47, long:memory().recorded)
+    local expected = chain(40)():totable()
+    long:run()
+    assert.same(expected, long.results[1]:totable())
+    short:free()
+    long:free()
+  end)
+
+  it("does not compute again from what was overwritten meanwhile", function()
+    local outside = tensor.from({{1, 2, 3, 4}}, "f32")
+    local function step()
+      local y = ops.swiglu(outside, outside)
+      local z = ops.add(y, y)
+      ops.fill {shape = {1, 4}, value = 9, dtype = "f32", out = outside}
+      for _ = 1, 40 do z = ops.affine(z, {scale = 0.5}) end
+      return ops.add(z, y)
+    end
+    local one = program.record(step, {})
+    assert.equals(0, one:memory().recomputed)
+    one:run()
+    local recorded = one.results[1]:totable()
+    outside:write_numbers(ffi.new("double[4]", 1, 2, 3, 4))
+    assert.same(step():totable(), recorded)
+    one:free()
+  end)
+
   it("is what the run takes, within the slab's bytes", function()
     local own = context.create {threads = 1}
     local one = program.record(function()

@@ -33,6 +33,7 @@ struct pk_storage {
   int64_t references;
   int32_t category;
   bool planned;
+  bool kept;           /* a program's result: readable after a run */
   bool needed;         /* while planning: a live operation reads it */
   int64_t span;        /* while planning: its number, or -1 */
   int64_t slab_offset; /* bytes */

@@ -11,21 +11,12 @@
 #include "core/context.h"
 #include "core/plan.h"
 #include "core/program.h"
-
-enum { TENSORS = PK_MAX_INPUTS + PK_MAX_OUTPUTS };
-
-/* A recorded call with tensors of its own, each of which shares its storage. */
-typedef struct recorded {
-  pk_call call;
-  pk_tensor tensors[TENSORS]; /* inputs, then outputs from PK_MAX_INPUTS on */
-  int64_t workspace_bytes, workspace_offset;
-  bool live;
-} recorded;
+#include "core/recompute.h"
 
 struct pk_program {
   pk_context *context;
   bool recording, failed;
-  recorded **list;
+  pk_recorded **list;
   int64_t count, room;
   pk_tensor *results; /* shares of the storages that stay readable */
   int64_t n_results;
@@ -50,45 +41,56 @@ pk_status pk_program_begin(pk_context *context, pk_program **program) {
 static pk_status make_room(pk_program *program) {
   if (program->count < program->room) return PK_OK;
   int64_t room = program->room ? 2 * program->room : 256;
-  recorded **list = realloc(program->list, (size_t)room * sizeof *list);
+  pk_recorded **list = realloc(program->list, (size_t)room * sizeof *list);
   if (!list) return pk_fail(PK_NO_MEMORY, "no host memory for a program of %lld", (long long)room);
   program->list = list;
   program->room = room;
   return PK_OK;
 }
 
-static const pk_tensor *share(pk_tensor *place, const pk_tensor *tensor) {
+const pk_tensor *pk_recorded_share(pk_tensor *place, const pk_tensor *tensor) {
   if (!tensor) return NULL;
   *place = *tensor;
   place->storage->references++;
   return place;
 }
 
-pk_status pk_program_record(pk_program *program, const pk_call *call) {
-  pk_status status = make_room(program);
-  recorded *entry = status == PK_OK ? calloc(1, sizeof *entry) : NULL;
-  if (!entry) {
-    program->failed = true;
-    return pk_fail(PK_NO_MEMORY, "no host memory to record an operation");
-  }
+pk_status pk_recorded_create(const pk_call *call, pk_recorded **created) {
+  pk_recorded *entry = calloc(1, sizeof *entry);
+  if (!entry) return pk_fail(PK_NO_MEMORY, "no host memory to record an operation");
   entry->call = *call;
   for (int i = 0; i < call->n_inputs; i++)
-    entry->call.inputs[i] = share(&entry->tensors[i], call->inputs[i]);
+    entry->call.inputs[i] = pk_recorded_share(&entry->tensors[i], call->inputs[i]);
   for (int o = 0; o < call->n_outputs; o++) {
     pk_tensor *place = &entry->tensors[PK_MAX_INPUTS + o];
-    share(place, call->outputs[o]);
+    pk_recorded_share(place, call->outputs[o]);
     entry->call.outputs[o] = place;
   }
   pk_workspace_rule rule = call->context->device->workspaces[call->op];
   entry->workspace_bytes = rule ? rule(&entry->call) : 0;
-  program->list[program->count++] = entry;
+  *created = entry;
   return PK_OK;
+}
+
+void pk_recorded_free(pk_recorded *entry) {
+  for (int t = 0; t < PK_RECORDED_TENSORS; t++) pk_tensor_release(&entry->tensors[t]);
+  free(entry);
+}
+
+pk_status pk_program_record(pk_program *program, const pk_call *call) {
+  pk_status status = make_room(program);
+  if (status == PK_OK) status = pk_recorded_create(call, &program->list[program->count]);
+  if (status == PK_OK) {
+    program->count++;
+  } else {
+    program->failed = true;
+  }
+  return status;
 }
 
 /* --- planning --- */
 
-/* Whether the input is written to ("x!" in the row). */
-static bool writes_input(const pk_op_info *info, int index) {
+bool pk_recorded_writes_input(const pk_op_info *info, int index) {
   const char *names = info->inputs;
   for (int i = 0; i < index; i++) {
     names = strchr(names, ' ');
@@ -104,7 +106,7 @@ static bool writes_outside(const pk_tensor *tensor) {
 
 /* An operation is live if it writes memory from outside the program, or a buffer that a live one
  * reads. */
-static bool is_needed(const recorded *entry) {
+static bool is_needed(const pk_recorded *entry) {
   const pk_call *call = &entry->call;
   const pk_op_info *info = pk_op_describe(call->op);
   for (int o = 0; o < call->n_outputs; o++) {
@@ -112,25 +114,23 @@ static bool is_needed(const recorded *entry) {
     if (writes_outside(call->outputs[o]) || storage->needed) return true;
   }
   for (int i = 0; i < call->n_inputs; i++) {
-    if (!call->inputs[i] || !writes_input(info, i)) continue;
+    if (!call->inputs[i] || !pk_recorded_writes_input(info, i)) continue;
     if (writes_outside(call->inputs[i]) || call->inputs[i]->storage->needed) return true;
   }
   return false;
 }
 
 static void mark_live(pk_program *program) {
-  for (int64_t r = 0; r < program->n_results; r++) program->results[r].storage->needed = true;
+  for (int64_t r = 0; r < program->n_results; r++) {
+    program->results[r].storage->needed = true;
+    program->results[r].storage->kept = true;
+  }
   for (int64_t i = program->count - 1; i >= 0; i--) {
-    recorded *entry = program->list[i];
+    pk_recorded *entry = program->list[i];
     entry->live = is_needed(entry);
-    for (int t = 0; entry->live && t < TENSORS; t++)
+    for (int t = 0; entry->live && t < PK_RECORDED_TENSORS; t++)
       if (entry->tensors[t].storage) entry->tensors[t].storage->needed = true;
   }
-}
-
-static void free_entry(recorded *entry) {
-  for (int t = 0; t < TENSORS; t++) pk_tensor_release(&entry->tensors[t]);
-  free(entry);
 }
 
 static void drop_dead(pk_program *program) {
@@ -139,7 +139,7 @@ static void drop_dead(pk_program *program) {
     if (program->list[i]->live) {
       program->list[kept++] = program->list[i];
     } else {
-      free_entry(program->list[i]);
+      pk_recorded_free(program->list[i]);
     }
   }
   program->plan.dropped = program->count - kept;
@@ -151,7 +151,7 @@ static void drop_dead(pk_program *program) {
 static int64_t find_lifetimes(pk_program *program, pk_span *spans) {
   int64_t count = 0;
   for (int64_t i = 0; i < program->count; i++) {
-    for (int t = 0; t < TENSORS; t++) {
+    for (int t = 0; t < PK_RECORDED_TENSORS; t++) {
       pk_storage *storage = program->list[i]->tensors[t].storage;
       if (!storage || !storage->planned) continue;
       if (storage->span < 0) {
@@ -186,7 +186,7 @@ static int64_t largest_sum(const pk_program *program, const pk_span *spans, int6
 
 /* Gives every buffer and workspace its place in the slab. */
 static pk_status place(pk_program *program) {
-  int64_t most = program->count * (TENSORS + 1) + 1;
+  int64_t most = program->count * (PK_RECORDED_TENSORS + 1) + 1;
   pk_span *spans = malloc((size_t)most * sizeof *spans);
   if (!spans) return pk_fail(PK_NO_MEMORY, "no host memory to plan a program");
   int64_t buffers = find_lifetimes(program, spans), count = buffers;
@@ -200,7 +200,7 @@ static pk_status place(pk_program *program) {
   pk_status status = pk_plan_offsets(spans, count, &program->plan.slab);
   for (int64_t i = 0; i < program->count && status == PK_OK; i++) {
     program->list[i]->workspace_offset = spans[buffers + i].offset;
-    for (int t = 0; t < TENSORS; t++) {
+    for (int t = 0; t < PK_RECORDED_TENSORS; t++) {
       pk_storage *storage = program->list[i]->tensors[t].storage;
       if (storage && storage->planned) storage->slab_offset = spans[storage->span].offset;
     }
@@ -215,7 +215,7 @@ static pk_status keep_results(pk_program *program, const pk_tensor *const *resul
   if (!program->results) return pk_fail(PK_NO_MEMORY, "no host memory for a program's results");
   for (int64_t r = 0; r < n_results; r++) {
     if (!results[r]->storage) return pk_fail(PK_INVALID, "result %lld was freed", (long long)r + 1);
-    share(&program->results[program->n_results++], results[r]);
+    pk_recorded_share(&program->results[program->n_results++], results[r]);
   }
   return PK_OK;
 }
@@ -234,6 +234,9 @@ pk_status pk_program_end(pk_program *program, const pk_tensor *const *results, i
   if (status != PK_OK) return status;
   mark_live(program);
   drop_dead(program);
+  status = pk_recompute(&program->list, &program->count, &program->plan.recomputed);
+  if (status != PK_OK) return status;
+  program->room = program->count;
   program->plan.operations = program->count;
   return place(program);
 }
@@ -247,9 +250,9 @@ static pk_status take_slab(pk_program *program) {
       pk_storage_create(program->context, program->plan.slab, PK_ACTIVATIONS, &program->slab);
   if (status != PK_OK) return pk_fail_within(status, "the slab of a recorded program");
   for (int64_t i = 0; i < program->count; i++) {
-    recorded *entry = program->list[i];
+    pk_recorded *entry = program->list[i];
     entry->call.workspace = (char *)program->slab->memory + entry->workspace_offset;
-    for (int t = 0; t < TENSORS; t++) {
+    for (int t = 0; t < PK_RECORDED_TENSORS; t++) {
       pk_storage *storage = entry->tensors[t].storage;
       if (storage && storage->planned) pk_storage_place(storage, program->slab);
     }
@@ -277,7 +280,7 @@ pk_status pk_program_run(pk_program *program) {
 void pk_program_free(pk_program *program) {
   if (!program) return;
   stop_recording(program);
-  for (int64_t i = 0; i < program->count; i++) free_entry(program->list[i]);
+  for (int64_t i = 0; i < program->count; i++) pk_recorded_free(program->list[i]);
   for (int64_t r = 0; r < program->n_results; r++) pk_tensor_release(&program->results[r]);
   free(program->list);
   free(program->results);

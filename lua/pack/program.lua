@@ -70,12 +70,12 @@ function Program:run()
   check_ok(C.pk_program_run(self.handle))
 end
 
---- The plan in bytes and counts: recorded, dropped, operations, buffers, activations, workspace, slab.
+--- The plan in bytes and counts: recorded, dropped, recomputed, operations, buffers, activations, workspace, slab.
 function Program:memory()
   local read = ffi.new("pk_program_plan")
   C.pk_program_read_plan(self.handle, read)
   local plan = {}
-  for _, name in ipairs {"recorded", "dropped", "operations", "buffers", "activations", "workspace", "slab"} do
+  for _, name in ipairs {"recorded", "dropped", "recomputed", "operations", "buffers", "activations", "workspace", "slab"} do
     plan[name] = tonumber(read[name])
   end
   return plan
