@@ -240,6 +240,18 @@ describe("linear_cross_entropy", function()
     for i = 1, 28 do assert.equal(numbers.flat(weight_grad)[i], numbers.flat(weight_grad2)[i]) end
   end)
 
+  it("loses no NaN of a single token", function()
+    for _, dtype in ipairs {"f64", "f32", "bf16"} do
+      for _, token in ipairs {1, 700, 1100} do
+        local x, weight, targets = operands({1, 3, 1100, 2}, dtype)
+        numbers.put(weight, 0 / 0, token * 2)
+        local loss, _, lse = ops.linear_cross_entropy(x, weight, targets)
+        numbers.assert_same({0 / 0}, loss)
+        numbers.assert_same({0 / 0, 0 / 0, 0 / 0}, lse)
+      end
+    end
+  end)
+
   it("gives the same bits at any number of threads #threads", function()
     for _, dtype in ipairs {"f64", "f32", "bf16"} do
       numbers.assert_same_at_threads(function(options)

@@ -12,7 +12,7 @@ static void NAMED(extend_sum)(REAL *row, int64_t count, REAL *top, double *sum) 
   REAL largest = NAMED(row_largest)(row, count);
   if (!(largest > *top)) largest = *top;
   NAMED(row_exponentials)(row, largest, count);
-  double before = *sum > 0 ? *sum * exp((double)*top - (double)largest) : 0;
+  double before = *sum == 0 ? 0 : *sum * exp((double)*top - (double)largest); /* a NaN stays */
   *sum = before + (double)NAMED(row_sum)(row, count);
   *top = largest;
 }
@@ -33,9 +33,10 @@ static void NAMED(forward_block)(const linear_job *job, int64_t worker, int64_t 
     const REAL *weight = pk_widened(job->weight, worker * job->weight->stride + v * job->width,
                                     tokens * job->width, weight_scratch);
     for (int64_t r = 0; r < rows; r++) {
-      if (r % TILE_ROWS == 0)
-        NAMED(logits_tile)
-        (job, x + r * job->width, weight, at_most(rows - r, TILE_ROWS), tokens, tile);
+      if (r % TILE_ROWS == 0) {
+        int64_t tile_rows = at_most(rows - r, TILE_ROWS);
+        NAMED(logits_tile)(job, x + r * job->width, weight, tile_rows, tokens, tile);
+      }
       REAL *row = tile + r % TILE_ROWS * TILE_LD;
       if (targets[r] >= v && targets[r] < v + tokens) picked[r] = row[targets[r] - v];
       NAMED(extend_sum)(row, tokens, &tops[r], &sums[r]);

@@ -3,7 +3,7 @@
 #include "cpu/dtype.h"
 #include "cpu/vmath.h"
 
-enum { ROWS = 16, LANES = 16 };
+enum { ROWS = 16, PART = 256 };
 
 typedef struct loss_job {
   const pk_tensor *g, *logits, *targets, *lse_in;
@@ -49,24 +49,17 @@ void PK_KERNEL(sum_losses)(const pk_tensor *targets, const pk_tensor *lse, const
   }
 }
 
-static float lse_f32(const float *restrict row, int64_t count) {
-  float top = row[0], lanes[LANES] = {0};
-  for (int64_t j = 1; j < count; j++) top = row[j] > top ? row[j] : top;
-  int64_t j = 0;
-  for (; j + LANES <= count; j += LANES)
-    for (int l = 0; l < LANES; l++) lanes[l] += pk_exp_f32(row[j + l] - top);
-  for (int l = 0; j < count; j++, l++) lanes[l] += pk_exp_f32(row[j] - top);
-  double sum = 0;
-  for (int l = 0; l < LANES; l++) sum += lanes[l];
-  return (float)(top + log(sum));
-}
+#include "cpu/real_f32.h"
 
-static double lse_f64(const double *row, int64_t count) {
-  double top = row[0], sum = 0;
-  for (int64_t j = 1; j < count; j++) top = row[j] > top ? row[j] : top;
-  for (int64_t j = 0; j < count; j++) sum += exp(row[j] - top);
-  return top + log(sum);
-}
+#include "cpu/row_real.h"
+
+#include "cpu/loss_real.h"
+
+#include "cpu/real_f64.h"
+
+#include "cpu/row_real.h"
+
+#include "cpu/loss_real.h"
 
 static void forward_piece(void *argument, int64_t piece, int thread) {
   (void)thread;
@@ -77,8 +70,8 @@ static void forward_piece(void *argument, int64_t piece, int thread) {
   for (int64_t r = first; r < first + ROWS && r < job->rows; r++) {
     int64_t start = worker * job->logits->stride + r * job->vocabulary;
     const void *logits = pk_tensor_data(job->logits);
-    double lse = dtype == PK_F64 ? lse_f64((const double *)logits + start, job->vocabulary)
-                                 : lse_f32((const float *)logits + start, job->vocabulary);
+    double lse = dtype == PK_F64 ? row_lse_f64((const double *)logits + start, job->vocabulary)
+                                 : row_lse_f32((const float *)logits + start, job->vocabulary);
     pk_store_f64(dtype, pk_tensor_data(job->lse), worker * job->lse->stride + r, lse);
     job->picked[worker * job->rows + r] =
         targets[r] == PK_IGNORED ? 0 : pk_load_f64(dtype, logits, start + targets[r]);
@@ -107,27 +100,6 @@ pk_status PK_KERNEL(cross_entropy)(const pk_call *call) {
   pk_parallel_for(pk_cpu_threads(call), logits->shape[0] * job.blocks, forward_piece, &job);
   PK_KERNEL(sum_losses)(targets, job.lse, job.picked, call->outputs[0], call->outputs[1]);
   return PK_OK;
-}
-
-/* (softmax - onehot) * g of one row; zeros where the target is ignored. */
-static void row_gradient_f32(const float *restrict row, float *restrict grad, int64_t count,
-                             float lse, float g, int32_t target) {
-  if (target == PK_IGNORED) {
-    memset(grad, 0, (size_t)count * sizeof *grad);
-    return;
-  }
-  for (int64_t j = 0; j < count; j++) grad[j] = pk_exp_f32(row[j] - lse) * g;
-  grad[target] = (pk_exp_f32(row[target] - lse) - 1) * g;
-}
-
-static void row_gradient_f64(const double *restrict row, double *restrict grad, int64_t count,
-                             double lse, double g, int32_t target) {
-  if (target == PK_IGNORED) {
-    memset(grad, 0, (size_t)count * sizeof *grad);
-    return;
-  }
-  for (int64_t j = 0; j < count; j++) grad[j] = exp(row[j] - lse) * g;
-  grad[target] = (exp(row[target] - lse) - 1) * g;
 }
 
 static void backward_piece(void *argument, int64_t piece, int thread) {

@@ -1,7 +1,8 @@
 /* RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467) and its gradients. */
 #include "cpu/cpu.h"
+#include "cpu/vmath.h"
 
-enum { ROWS = 64, LANES = 16 };
+enum { ROWS = 64 };
 
 typedef struct norm_job {
   const void *x, *weight, *g;
@@ -13,21 +14,17 @@ typedef struct norm_job {
   bool accumulate_x, accumulate_weight, is_f64;
 } norm_job;
 
-#define REAL float
-#define REAL_SQRT sqrtf
-#define NAMED(name) name##_f32
-#include "cpu/norm_real.h"
-#undef REAL
-#undef REAL_SQRT
-#undef NAMED
+#include "cpu/real_f32.h"
 
-#define REAL double
-#define REAL_SQRT sqrt
-#define NAMED(name) name##_f64
+#include "cpu/row_real.h"
+
 #include "cpu/norm_real.h"
-#undef REAL
-#undef REAL_SQRT
-#undef NAMED
+
+#include "cpu/real_f64.h"
+
+#include "cpu/row_real.h"
+
+#include "cpu/norm_real.h"
 
 static int64_t end_of(const norm_job *job, int64_t first) {
   return first + ROWS < job->rows ? first + ROWS : job->rows;

@@ -1,23 +1,12 @@
 /* The arithmetic of norm.c for one REAL: included once for float and once for double. */
 
-static REAL NAMED(sum_of_products)(const REAL *restrict a, const REAL *restrict b, int64_t count) {
-  REAL lanes[LANES] = {0};
-  int64_t i = 0;
-  for (; i + LANES <= count; i += LANES)
-    for (int l = 0; l < LANES; l++) lanes[l] += a[i + l] * b[i + l];
-  for (int l = 0; i < count; i++, l++) lanes[l] += a[i] * b[i];
-  for (int half = LANES / 2; half > 0; half /= 2)
-    for (int l = 0; l < half; l++) lanes[l] += lanes[l + half];
-  return lanes[0];
-}
-
 static void NAMED(norm_rows)(const norm_job *job, int64_t worker, int64_t first, int64_t last) {
   const REAL *weight = (const REAL *)job->weight + worker * job->weight_stride;
   int64_t width = job->width;
   for (int64_t row = first; row < last; row++) {
     const REAL *restrict x = (const REAL *)job->x + worker * job->x_stride + row * width;
     REAL *restrict y = (REAL *)job->y + worker * job->y_stride + row * width;
-    REAL mean = NAMED(sum_of_products)(x, x, width) / (REAL)width;
+    REAL mean = NAMED(row_dot)(x, x, width) / (REAL)width;
     REAL rstd = 1 / REAL_SQRT(mean + (REAL)job->eps);
     ((REAL *)job->rstd)[worker * job->rstd_stride + row] = rstd;
     for (int64_t c = 0; c < width; c++) y[c] = x[c] * rstd * weight[c];
@@ -38,7 +27,7 @@ static void NAMED(norm_grad_rows)(const norm_job *job, int64_t worker, int64_t f
       gw[c] = g[c] * weight[c];
       weight_grad[c] += g[c] * (x[c] * rstd);
     }
-    REAL mean = NAMED(sum_of_products)(gw, x, width) * rstd / (REAL)width;
+    REAL mean = NAMED(row_dot)(gw, x, width) * rstd / (REAL)width;
     if (job->accumulate_x) {
       for (int64_t c = 0; c < width; c++) x_grad[c] += rstd * (gw[c] - x[c] * rstd * mean);
     } else {

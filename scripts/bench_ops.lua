@@ -1,0 +1,135 @@
+--- Times the heavy operations at one preset's shapes: packlua scripts/bench_ops.lua [N] [PATTERN]
+--
+-- One line per operation: shape, milliseconds (the best of several runs), and GFLOP/s with the share of the
+-- best large square f32 product of this session, or GB/s of what the operation must read and write.
+-- N workers (default 4) share 32,768 targets of the 20m preset; PATTERN selects operations by name.
+io.stdout:setvbuf "line"
+
+local native = require "pack.native"
+local ops = require "pack.ops"
+local tensor = require "pack.tensor"
+
+local C = native.C
+local n, pattern = tonumber(arg[1]) or 4, arg[2] or ""
+local d, f, heads, vocabulary, positions = 320, 896, 5, 32000, 1024
+local rows = 32768 / n
+local sequences, width = rows / positions, d / heads
+
+-- Best seconds of f() over about a second of runs.
+local function best_of(f)
+  f()
+  local best, runs, start = math.huge, 0, C.pk_clock()
+  repeat
+    local before = C.pk_clock()
+    f()
+    best, runs = math.min(best, C.pk_clock() - before), runs + 1
+  until runs >= 2 and C.pk_clock() - start > 1
+  return best
+end
+
+local function random(shape, dtype)
+  local made = ops.random_normal {shape = shape, dtype = "f32", seed = 1, deviation = 0.5}
+  return dtype == "bf16" and ops.cast(made, {dtype = dtype}) or made
+end
+
+local function ceiling()
+  local best = 0
+  for _, size in ipairs {1024, 2048} do
+    local a, b, out = random {size, size}, random {size, size}, tensor.zeros {size, size}
+    best = math.max(best, 2 * size ^ 3 / best_of(function() ops.matmul(a, b, {out = out}) end))
+  end
+  return best
+end
+
+local top = ceiling()
+print(("%s, N = %d\nlarge square product: %.1f GFLOP/s"):format(
+  require("pack.context").default():describe(), n, top / 1e9))
+
+local function line(name, shape, seconds, flops, bytes)
+  local rate = flops and ("%7.1f GFLOP/s %4.0f %%"):format(flops / seconds / 1e9, 100 * flops / seconds / top)
+    or ("%7.1f GB/s"):format(bytes / seconds / 1e9)
+  print(("%-32s %-28s %9.2f ms %s"):format(name, shape, seconds * 1e3, rate))
+  collectgarbage()
+end
+
+-- Times f, if it is selected. work: flops or bytes.
+local function time(name, shape, work, f)
+  if name:find(pattern) then line(name, shape, best_of(f), work.flops, work.bytes) end
+end
+
+local function products(dtype)
+  for _, case in ipairs {{d, d}, {f, d}, {d, f}} do
+    local out, inner = unpack(case)
+    local x, weight, g = random({n, rows, inner}, dtype), random({n, out, inner}, dtype), random({n, rows, out}, dtype)
+    local y, x_grad, weight_grad = tensor.zeros {n, rows, out}, tensor.zeros {n, rows, inner}, tensor.zeros {n, out, inner}
+    local work, shape = {flops = 2 * n * rows * out * inner}, ("%d x [%d, %d] -> %d"):format(n, rows, inner, out)
+    time("matmul forward " .. dtype, shape, work, function() ops.matmul(x, weight, {transpose_b = true, out = y}) end)
+    time("matmul x gradient " .. dtype, shape, work, function() ops.matmul(g, weight, {out = x_grad}) end)
+    time("matmul weight gradient " .. dtype, shape, work, function()
+      ops.matmul(g, x, {transpose_a = true, out = weight_grad, accumulate = true})
+    end)
+    for _, t in ipairs {x, weight, g, y, x_grad, weight_grad} do t:free() end
+  end
+end
+
+local function attention(dtype)
+  local size = {n, sequences, positions, heads, width}
+  local q, k, v = random(size, dtype), random(size, dtype), random(size, dtype)
+  local g, o, lse = random(size), tensor.zeros(size), tensor.zeros {n, sequences, heads, positions}
+  local grads = {tensor.zeros(size), tensor.zeros(size), tensor.zeros(size)}
+  -- Pairs of positions that see each other, counted once.
+  local pairs_seen = n * sequences * heads * positions * (positions + 1) / 2
+  local shape, options = ("%d x %d x %d x %d x %d"):format(unpack(size)), {scale = width ^ -0.5}
+  time("attention " .. dtype, shape, {flops = 4 * width * pairs_seen}, function()
+    ops.attention(q, k, v, {scale = options.scale, out = {o, lse}})
+  end)
+  time("attention_grad " .. dtype, shape, {flops = 10 * width * pairs_seen}, function()
+    ops.attention_grad(g, q, k, v, o, lse, {scale = options.scale, out = grads})
+  end)
+end
+
+local function losses(dtype)
+  local x, weight = random({n, rows, d}, dtype), random({n, vocabulary, d}, dtype)
+  local list = {}
+  for worker = 1, n do
+    list[worker] = {}
+    for row = 1, rows do list[worker][row] = row * 7919 % vocabulary end
+  end
+  local targets, g = tensor.from(list, "i32"), tensor.ones {n}
+  local out = {tensor.zeros {n}, tensor.zeros({n}, "f64"), tensor.zeros {n, rows}}
+  local grads = {tensor.zeros {n, rows, d}, tensor.zeros {n, vocabulary, d}}
+  local product, shape = 2 * n * rows * d * vocabulary, ("%d x [%d, %d] -> %d"):format(n, rows, d, vocabulary)
+  time("linear_cross_entropy " .. dtype, shape, {flops = product}, function()
+    ops.linear_cross_entropy(x, weight, targets, {out = out})
+  end)
+  time("linear_cross_entropy_grad " .. dtype, shape, {flops = 3 * product}, function()
+    ops.linear_cross_entropy_grad(g, x, weight, targets, out[3], {out = grads})
+  end)
+end
+
+local function rowwise()
+  local x, weight, g = random {n, rows, d}, random {n, d}, random {n, rows, d}
+  local y, rstd, x_grad, weight_grad = tensor.zeros {n, rows, d}, tensor.zeros {n, rows}, tensor.zeros {n, rows, d}, tensor.zeros {n, d}
+  local bytes, shape = 4 * n * rows * d, ("%d x [%d, %d]"):format(n, rows, d)
+  time("rmsnorm", shape, {bytes = 2 * bytes}, function() ops.rmsnorm(x, weight, {eps = 1e-5, out = {y, rstd}}) end)
+  time("rmsnorm_grad", shape, {bytes = 3 * bytes}, function()
+    ops.rmsnorm_grad(g, x, weight, rstd, {out = {x_grad, weight_grad}})
+  end)
+  local size = {n, sequences, positions, heads, width}
+  local q, turned = x:reshape {shape = size}, y:reshape {shape = size}
+  time("rope", shape, {bytes = 2 * bytes}, function() ops.rope(q, {theta = 10000, out = turned}) end)
+  local gate, up, slope = random {n, rows, f}, random {n, rows, f}, random {n, rows, f}
+  local out, gate_grad = tensor.zeros {n, rows, f}, tensor.zeros {n, rows, f}
+  bytes, shape = 4 * n * rows * f, ("%d x [%d, %d]"):format(n, rows, f)
+  time("swiglu", shape, {bytes = 3 * bytes}, function() ops.swiglu(gate, up, {out = out}) end)
+  time("swiglu_grad", shape, {bytes = 5 * bytes}, function()
+    ops.swiglu_grad(slope, gate, up, {out = {gate_grad, out}})
+  end)
+end
+
+for _, dtype in ipairs {"f32", "bf16"} do
+  products(dtype)
+  attention(dtype)
+  losses(dtype)
+end
+rowwise()
