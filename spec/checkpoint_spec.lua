@@ -129,6 +129,7 @@ describe("A training state", function()
       {"with mixing every third step", 4, 1, {"decentralized.mix_every=3"}, 4},
       {"without reading ahead", 4, 1, {"data.prefetch=off"}, 7},
       {"before the first step", 4, 1, {}, 0},
+      {"with recorded steps", 4, 2, {"runtime.compile=on"}, 3},
     }
     for _, case in ipairs(cases) do
       it(case[1], function() assert_continues(configure(case[2], case[3], case[4]), case[5]) end)
