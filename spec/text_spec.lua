@@ -61,6 +61,32 @@ describe("text.load", function()
     return text.load {files = {...}, tokenizer = bytes}
   end
 
+  it("follows an order of the seed's, with the same tokens", function()
+    local own = support.temporary()
+    local paths = {}
+    for i = 1, 8 do
+      paths[i] = ("%s/%d.txt"):format(own, i)
+      support.write(paths[i], ("%d line of text\n"):format(i):rep(40))
+    end
+    local function first_bytes(seed)
+      local loaded = text.load {files = paths, tokenizer = bytes, seed = seed}
+      local list = {}
+      for at = 0, loaded.train.count - 1 do
+        local begins = at == 0 or loaded.train.tokens[at - 1] == 256
+        if begins then list[#list + 1] = string.char(loaded.train.tokens[at]) end
+      end
+      return table.concat(list)
+    end
+    assert.equal("12345678", first_bytes(nil))
+    local shuffled = first_bytes(3)
+    assert.not_equal("12345678", shuffled)
+    assert.equal(shuffled, first_bytes(3))
+    local sorted = {shuffled:byte(1, -1)}
+    table.sort(sorted)
+    assert.equal("12345678", string.char(unpack(sorted)))
+    support.remove(own)
+  end)
+
   it("puts EOS after each document's parts and holds out the end of each", function()
     local a = file("a.txt", ("abcd\n"):rep(20)) -- 100 bytes: 95 and 5
     local b = file("b.txt", ("12345678\n"):rep(10)) -- 90 bytes: 81 and 9

@@ -33,7 +33,8 @@ end
 local function from_text(config)
   local tokenizer = tokenizers.open(config.data.tokenizer)
   data.check_vocabulary(config, "the tokenizer", tokenizer.vocab_size)
-  local read = text.load {files = config.data.text or nil, tokenizer = tokenizer}
+  local read = text.load {files = config.data.text or nil, tokenizer = tokenizer,
+    seed = config.data.shuffle_seed}
   return {
     name = "the text", description = ("text: %d files"):format(read.files), tokenizer = tokenizer,
     train = read.train, validation = read.validation, validation_complete = true,

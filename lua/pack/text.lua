@@ -164,8 +164,19 @@ function text.own_files()
   return paths
 end
 
+-- The documents in an order of the seed's, so that the first part of a stream, which is all that a short run
+-- sees, is of every kind.
+local function shuffled(documents, seed)
+  local order = ffi.new("int64_t[?]", math.max(1, #documents))
+  C.pk_random_permutation(seed, "text", #documents, order)
+  local list = {}
+  for i = 1, #documents do list[i] = documents[tonumber(order[i - 1]) + 1] end
+  return list
+end
+
 --- Reads text files as tokens.
--- options: tokenizer; files, a list of paths, by default packlua's own text and sources.
+-- options: tokenizer; files, a list of paths, by default packlua's own text and sources; seed of an order in which
+-- the files follow each other (without one, the given order).
 -- Returns {train, validation, files = their number, paths, bytes, unigram_entropy (of all tokens, in nats)};
 -- train and validation are token streams {tokens = uint16_t or uint32_t array, count}.
 -- Raises usage errors that name the file: missing, a directory, empty, not text, too large.
@@ -179,6 +190,7 @@ function text.load(options)
     document.cut = text.cut(document.data, document.bytes)
     train_bytes = train_bytes + document.cut
   end
+  if options.seed then documents = shuffled(documents, options.seed) end
   local train = stream(tokenizer, #documents, train_bytes)
   local validation = stream(tokenizer, #documents, total - train_bytes)
   local kept = {}
