@@ -11,7 +11,7 @@ local tensor = require "pack.tensor"
 
 local C = native.C
 local n, pattern = tonumber(arg[1]) or 4, arg[2] or ""
-local d, f, heads, vocabulary, positions = 320, 896, 5, 32000, 1024
+local d, ffn, heads, vocabulary, positions = 320, 896, 5, 32000, 1024
 local rows = 32768 / n
 local sequences, width = rows / positions, d / heads
 
@@ -58,10 +58,11 @@ local function time(name, shape, work, f)
 end
 
 local function products(dtype)
-  for _, case in ipairs {{d, d}, {f, d}, {d, f}} do
+  for _, case in ipairs {{d, d}, {ffn, d}, {d, ffn}} do
     local out, inner = unpack(case)
-    local x, weight, g = random({n, rows, inner}, dtype), random({n, out, inner}, dtype), random({n, rows, out}, dtype)
-    local y, x_grad, weight_grad = tensor.zeros {n, rows, out}, tensor.zeros {n, rows, inner}, tensor.zeros {n, out, inner}
+    local x, weight = random({n, rows, inner}, dtype), random({n, out, inner}, dtype)
+    local g, y = random({n, rows, out}, dtype), tensor.zeros {n, rows, out}
+    local x_grad, weight_grad = tensor.zeros {n, rows, inner}, tensor.zeros {n, out, inner}
     local work, shape = {flops = 2 * n * rows * out * inner}, ("%d x [%d, %d] -> %d"):format(n, rows, inner, out)
     time("matmul forward " .. dtype, shape, work, function() ops.matmul(x, weight, {transpose_b = true, out = y}) end)
     time("matmul x gradient " .. dtype, shape, work, function() ops.matmul(g, weight, {out = x_grad}) end)
@@ -109,7 +110,8 @@ end
 
 local function rowwise()
   local x, weight, g = random {n, rows, d}, random {n, d}, random {n, rows, d}
-  local y, rstd, x_grad, weight_grad = tensor.zeros {n, rows, d}, tensor.zeros {n, rows}, tensor.zeros {n, rows, d}, tensor.zeros {n, d}
+  local y, rstd = tensor.zeros {n, rows, d}, tensor.zeros {n, rows}
+  local x_grad, weight_grad = tensor.zeros {n, rows, d}, tensor.zeros {n, d}
   local bytes, shape = 4 * n * rows * d, ("%d x [%d, %d]"):format(n, rows, d)
   time("rmsnorm", shape, {bytes = 2 * bytes}, function() ops.rmsnorm(x, weight, {eps = 1e-5, out = {y, rstd}}) end)
   time("rmsnorm_grad", shape, {bytes = 3 * bytes}, function()
@@ -118,9 +120,9 @@ local function rowwise()
   local size = {n, sequences, positions, heads, width}
   local q, turned = x:reshape {shape = size}, y:reshape {shape = size}
   time("rope", shape, {bytes = 2 * bytes}, function() ops.rope(q, {theta = 10000, out = turned}) end)
-  local gate, up, slope = random {n, rows, f}, random {n, rows, f}, random {n, rows, f}
-  local out, gate_grad = tensor.zeros {n, rows, f}, tensor.zeros {n, rows, f}
-  bytes, shape = 4 * n * rows * f, ("%d x [%d, %d]"):format(n, rows, f)
+  local gate, up, slope = random {n, rows, ffn}, random {n, rows, ffn}, random {n, rows, ffn}
+  local out, gate_grad = tensor.zeros {n, rows, ffn}, tensor.zeros {n, rows, ffn}
+  bytes, shape = 4 * n * rows * ffn, ("%d x [%d, %d]"):format(n, rows, ffn)
   time("swiglu", shape, {bytes = 3 * bytes}, function() ops.swiglu(gate, up, {out = out}) end)
   time("swiglu_grad", shape, {bytes = 5 * bytes}, function()
     ops.swiglu_grad(slope, gate, up, {out = {gate_grad, out}})
