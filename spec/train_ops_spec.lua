@@ -393,6 +393,27 @@ describe("a stopped run", function()
   end)
 end)
 
+describe("what is written in place", function()
+  it("must not be read or written as something else by the same call", function()
+    local s = state_of(2, 64, "f32")
+    local function refused(message, ...)
+      local good, err = pcall(...)
+      assert.is_false(good)
+      assert.is_truthy(err:find(message, 1, true), err)
+    end
+    local before = numbers.bytes(s.x)
+    refused("adamw: input 1 is written to and shares memory with input 2", ops.adamw, s.x, s.x, s.m,
+      s.v, s.blocks, s.scalars, s.guard)
+    refused("adamw: input 3 is written to and shares memory with input 4", ops.adamw, s.x, s.g, s.m,
+      s.m, s.blocks, s.scalars, s.guard)
+    refused("update: input 1 is written to and shares memory with input 3", ops.update, s.x, s.g, s.x,
+      s.v, s.scale, s.norm, s.mixing, s.blocks, s.scalars, s.guard, s.half, {combine_last = false})
+    local w = tensor.from({{1, 0}, {0, 1}}, "f64")
+    refused("mix: input 1 is written to and shares memory with input 2", ops.mix, w, w, s.scalars, s.guard)
+    assert.equal(before, numbers.bytes(s.x))
+  end)
+end)
+
 describe("reading the workers", function()
   it("average is the mean over workers, summed in f64", function()
     for dtype, tolerance in pairs {f32 = 1e-7, f64 = 1e-15} do

@@ -65,10 +65,11 @@ static const char *name_at(const char *names, int index, int *length) {
   return start;
 }
 
-static bool input_is_optional(const pk_op_info *info, int index) {
+/* Whether an input's name carries a mark: '?' it may be absent, '!' it is written to. */
+static bool input_is_marked(const pk_op_info *info, int index, char mark) {
   int length;
   const char *name = name_at(info->inputs, index, &length);
-  return length > 0 && name[length - 1] == '?';
+  return memchr(name, mark, (size_t)length) != NULL;
 }
 
 static pk_status check_inputs(const pk_call *call, const pk_op_info *info) {
@@ -82,7 +83,7 @@ static pk_status check_inputs(const pk_call *call, const pk_op_info *info) {
     const pk_tensor *input = call->inputs[i];
     int length;
     const char *name = name_at(info->inputs, variadic ? 0 : i, &length);
-    if (!input && (variadic || !input_is_optional(info, i))) {
+    if (!input && (variadic || !input_is_marked(info, i, '?'))) {
       return pk_fail(PK_INVALID, "%s: input %d (%.*s) is missing", info->name, i + 1, length, name);
     }
     if (input && !input->storage) {
@@ -114,6 +115,19 @@ static bool overlaps(const pk_tensor *a, const pk_tensor *b) {
     if (whole) return start_a < start_b + inner_b && start_b < start_a + inner_a;
   }
   return true;
+}
+
+/* What an operation writes in place must not be what it reads elsewhere. */
+static pk_status check_in_place(const pk_call *call, const pk_op_info *info) {
+  for (int i = 0; i < call->n_inputs; i++) {
+    if (!call->inputs[i] || !input_is_marked(info, i, '!')) continue;
+    for (int j = 0; j < call->n_inputs; j++) {
+      if (j == i || !call->inputs[j] || !overlaps(call->inputs[i], call->inputs[j])) continue;
+      return pk_fail(PK_INVALID, "%s: input %d is written to and shares memory with input %d",
+                     info->name, i + 1, j + 1);
+    }
+  }
+  return PK_OK;
 }
 
 static pk_status check_output(const pk_call *call, const pk_op_info *info, int index,
@@ -221,6 +235,8 @@ static pk_status run_call(pk_call *call, const pk_op_info *info, unsigned *made)
   if (status != PK_OK) return status;
   pk_shape shapes[PK_MAX_OUTPUTS];
   status = pk_shape_rules[call->op](call, shapes);
+  if (status != PK_OK) return status;
+  if (info->flags & I) status = check_in_place(call, info);
   if (status != PK_OK) return status;
   if (info->flags & W && !call->outputs[0] && can_share(call->inputs[0], &shapes[0])) {
     return share(call, &shapes[0]);
