@@ -2,6 +2,7 @@
 #include "program.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <luajit.h>
 #include <lualib.h>
 #include <stdio.h>
@@ -244,10 +245,26 @@ static int protected_main(lua_State *state) {
   return 0;
 }
 
+/* A file of the program's must not get the number of a closed standard one: prints would go there. */
+static void fill_standard_files(void) {
+  int descriptor = open("/dev/null", O_RDWR);
+  while (descriptor >= 0 && descriptor < STDERR_FILENO) descriptor = open("/dev/null", O_RDWR);
+  if (descriptor > STDERR_FILENO) close(descriptor);
+}
+
+/* The exit code, which says so if what was printed has not all arrived. */
+static int finish(int code) {
+  int failed = ferror(stdout);
+  if (fflush(stdout) == 0 && !failed) return code;
+  fputs("packlua: standard output could not be written\n", stderr);
+  return code ? code : PK_EXIT_FAILED;
+}
+
 int main(int argc, char **argv) {
+  fill_standard_files();
   invocation program = {.argc = argc, .argv = argv};
   int code = read_options(argc, argv, &program.options);
-  if (code != 0 || program.options.information) return code;
+  if (code != 0 || program.options.information) return finish(code);
   if (!pk_home_find(program.home)) {
     return usage_error("PACKLUA_HOME=%s has no lua/pack/init.lua", getenv("PACKLUA_HOME"));
   }
@@ -258,5 +275,5 @@ int main(int argc, char **argv) {
   }
   if (lua_cpcall(state, protected_main, &program) != 0) program.exit = pk_call_report(state);
   lua_close(state);
-  return program.exit;
+  return finish(program.exit);
 }

@@ -48,6 +48,17 @@ describe("packlua", function()
       assert.are.equal("dashed\n", run_ok(("cd %s && packlua -- -x.lua"):format(folder)))
     end)
 
+    it("whose prints stay out of its files when the standard files are closed", function()
+      local path = script([[
+        local file = io.open(arg[1], "w")
+        print "stray"
+        io.stderr:write "stray"
+        file:write "mine"
+        file:close()]])
+      run_ok(("packlua %s %s/own <&- >&- 2>&-"):format(path, folder))
+      assert.are.equal("mine", support.read(folder .. "/own"))
+    end)
+
     it("compiled, and not with --no-jit", function()
       local path = script "print((jit.status()))"
       assert.are.equal("true\n", run_ok("packlua " .. path))
@@ -145,6 +156,12 @@ describe("packlua", function()
     it("on an error in code and on standard input", function()
       failed("packlua -e 'error(\"early\")'", "(command line):1: early")
       failed("echo 'nil()' | packlua -", "stdin:1:")
+    end)
+
+    it("when what it prints cannot be written", function()
+      for _, arguments in ipairs {"-e 'print(1)'", "--version", "recipes/train.lua --help"} do
+        failed("packlua " .. arguments .. " > /dev/full", "standard output could not be written")
+      end
     end)
 
     it("on an error object, by its __tostring if there is one", function()
