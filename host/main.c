@@ -245,7 +245,7 @@ static int protected_main(lua_State *state) {
   return 0;
 }
 
-/* A file of the program's must not get the number of a closed standard one: prints would go there. */
+/* A file opened later must not get the number of a closed standard one: prints would go there. */
 static void fill_standard_files(void) {
   int descriptor = open("/dev/null", O_RDWR);
   while (descriptor >= 0 && descriptor < STDERR_FILENO) descriptor = open("/dev/null", O_RDWR);

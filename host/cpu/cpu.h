@@ -31,6 +31,14 @@ static inline int64_t pk_aligned(int64_t bytes) {
 /* The pool of the device that runs the call. */
 pk_threads *pk_cpu_threads(const pk_call *call);
 
+/* From cpu/limits.c: the cores that this process may run on; the bytes of memory that machine and
+ * cgroups have left, less a margin; and what the cgroups listed in the file groups
+ * (/proc/self/cgroup) and those above them leave, as found under root (/sys/fs/cgroup): INT64_MAX
+ * without a limit. */
+int64_t pk_cpu_cores(void);
+int64_t pk_cpu_memory_left(void);
+int64_t pk_cpu_cgroup_left(const char *groups, const char *root);
+
 /* Row-major products on the calling thread alone, C [m, p] = alpha * op(A) op(B) + beta * C, with
  * leading dimensions in elements; from cpu/blas.c (oneDNN or CBLAS). */
 void pk_cpu_gemm_f32(bool transpose_a, bool transpose_b, int64_t m, int64_t p, int64_t k,

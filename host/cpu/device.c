@@ -1,19 +1,14 @@
 /* The CPU as a device: its memory, its threads, and the choice of kernels by instruction set. */
 #define _GNU_SOURCE
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "cpu/cpu.h"
 
 /* From here on, blocks are mapped on their own, on 2 MiB pages where the kernel has them. */
 enum { LARGE_BYTES = 4 << 20, HUGE_PAGE_BYTES = 2 << 20 };
-
-/* What is left to the rest of the machine when no limit is set. */
-static const int64_t margin_bytes = (int64_t)256 << 20;
 
 typedef struct cpu_device {
   pk_device base; /* first, so that a pk_device of the CPU is a cpu_device */
@@ -129,63 +124,6 @@ static void destroy(pk_device *device) {
   free(cpu);
 }
 
-static int64_t available_cores(void) {
-  cpu_set_t cores;
-  if (sched_getaffinity(0, sizeof cores, &cores) == 0) return CPU_COUNT(&cores);
-  int64_t online = sysconf(_SC_NPROCESSORS_ONLN);
-  return online > 0 ? online : 1;
-}
-
-/* The number after name in a file of "name value" lines (or the first number, without a name); -1
- * if there is none. */
-static int64_t number_in_file(const char *path, const char *name) {
-  FILE *file = fopen(path, "r");
-  if (!file) return -1;
-  char line[256];
-  long long number = -1;
-  size_t length = name ? strlen(name) : 0;
-  while (fgets(line, sizeof line, file)) {
-    if (name && strncmp(line, name, length) != 0) continue;
-    if (sscanf(line + length, "%lld", &number) != 1) number = -1;
-    break;
-  }
-  fclose(file);
-  return number;
-}
-
-/* Bytes that this process's cgroup has left, or -1 without a limit. */
-static int64_t cgroup_available(void) {
-  char folder[512] = "";
-  FILE *file = fopen("/proc/self/cgroup", "r");
-  if (!file) return -1;
-  char line[512];
-  while (fgets(line, sizeof line, file)) {
-    if (strncmp(line, "0::", 3) == 0) {
-      line[strcspn(line, "\n")] = 0;
-      snprintf(folder, sizeof folder, "%s", line + 3);
-    }
-  }
-  fclose(file);
-  char path[600];
-  snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.max", folder);
-  int64_t limit = number_in_file(path, NULL);
-  snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.current", folder);
-  int64_t current = number_in_file(path, NULL);
-  if (limit < 0 || current < 0) {
-    limit = number_in_file("/sys/fs/cgroup/memory/memory.limit_in_bytes", NULL);
-    current = number_in_file("/sys/fs/cgroup/memory/memory.usage_in_bytes", NULL);
-  }
-  return limit < 0 || current < 0 ? -1 : limit - current;
-}
-
-static int64_t memory_available(void) {
-  int64_t kilobytes = number_in_file("/proc/meminfo", "MemAvailable:");
-  int64_t bytes = kilobytes >= 0 ? kilobytes * 1024 : (int64_t)4 << 30;
-  int64_t group = cgroup_available();
-  if (group >= 0 && group < bytes) bytes = group;
-  return bytes > 2 * margin_bytes ? bytes - margin_bytes : bytes / 2;
-}
-
 static void processor_name(char *name, size_t size) {
   snprintf(name, size, "processor");
   FILE *file = fopen("/proc/cpuinfo", "r");
@@ -215,7 +153,7 @@ pk_status pk_cpu_device_create(pk_device **device, int64_t threads) {
   if (status != PK_OK) return status;
   cpu_device *cpu = calloc(1, sizeof *cpu);
   if (!cpu) return pk_fail(PK_NO_MEMORY, "no host memory for the CPU device");
-  int64_t count = threads > 0 ? threads : available_cores();
+  int64_t count = threads > 0 ? threads : pk_cpu_cores();
   status = pk_threads_create(&cpu->threads, (int)count);
   if (status != PK_OK) {
     free(cpu);
@@ -231,7 +169,7 @@ pk_status pk_cpu_device_create(pk_device **device, int64_t threads) {
       .isa = set->title,
       .has_bf16 = false, /* bf16 products are computed in f32 (matmul.c) */
       .threads = count,
-      .memory_available = memory_available(),
+      .memory_available = pk_cpu_memory_left(),
       .kernels = set->kernels,
       .workspaces = set->workspaces,
       .allocate = allocate,
