@@ -31,11 +31,11 @@ local context, remarks = pack.runtime.open(config)
 state:check(config, {data = identity, conversion = options.allow_conversion})
 
 local run = pack.run.resume {recipe = state.info.recipe, state = state, output = options.output,
-  config = config, context = context, fallback = options.fallback}
+  config = config, context = context, skipped = skipped}
 run:log("%s", context:describe())
-for _, list in ipairs {skipped, remarks, state:remarks(context)} do
-  for _, remark in ipairs(list) do run:log("%s", remark) end
-end
+for _, one in ipairs(skipped) do run:log("passed over: %s", one.message) end
+for _, remark in ipairs(remarks) do run:log("%s", remark) end
+for _, remark in ipairs(state:remarks(context)) do run:log("%s", remark) end
 
 local trainer = pack.trainer.create(config, {context = context, train = data.train,
   validation = data.validation, validation_complete = data.validation_complete})

@@ -242,7 +242,7 @@ describe("A training state", function()
   end)
 end)
 
-describe("A saver", function()
+describe("A saver #threads", function()
   local folder
   before_each(function() folder = support.temporary() end)
   after_each(function() support.remove(folder) end)
@@ -289,6 +289,10 @@ describe("A saver", function()
     assert.same({"epoch-001", "epoch-002", "epoch-003", "step-00000007", "step-00000009"},
       states_of {"training.checkpoint_steps=1", "training.keep=2", "training.epoch_tokens=256",
         "training.checkpoint_policy=interval", "training.checkpoint_epochs=1"})
+  end)
+
+  it("saves when so many minutes have passed", function()
+    assert.same({"epoch-001", "step-00000008", "step-00000009"}, states_of {"training.checkpoint_minutes=1e-9"})
   end)
 
   it("saves no state of epochs when told so", function()

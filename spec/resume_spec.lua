@@ -143,6 +143,11 @@ describe("recipes/resume.lua", function()
       assert.equal(75, (support.run(train(output, "", at_step(2, send(15))))))
       assert.equal(75, (resume(output, at_step(9, send(15)))))
       assert_finishes(output)
+      assert.equal(2, #json.decode(files.read(output .. "/environment.json")).resumed)
+      local log = files.read(output .. "/run.log")
+      for _, words in ipairs {"SIGTERM: stopped after 3 steps", "step-00000003", "SIGTERM: stopped after 10 steps"} do
+        assert.is_truthy(log:find(words, 1, true), words)
+      end
     end)
 
     for _, step in ipairs {3, 4, 7, 10} do

@@ -188,7 +188,7 @@ static pk_status scan(pk_frames *frames, int64_t end, char digits[PK_SHA256_TEXT
   pk_sha256_begin(&hash);
   for (int64_t place = 0; place < end;) {
     int64_t left = end - place, got = left < frames->packed_size ? left : frames->packed_size;
-    frame found;
+    frame found = {0};
     pk_status status = read_stored(frames, place, frames->packed, got);
     if (!status) status = measure(frames, place, got, &found);
     if (!status) status = append_frame(frames, &found);

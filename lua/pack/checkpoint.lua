@@ -85,23 +85,24 @@ function checkpoint.step_name(step)
   return ("step-%08d"):format(step) .. EXTENSION
 end
 
--- The steps that were taken when an epoch of a run ended; nil if resolved.json does not say.
-local function step_of_epoch(folder, epoch)
+-- The schedule of the run in a folder; nil if its resolved.json is not there.
+local function schedule_of(folder)
   local good, resolved = pcall(config.load, files.join(folder, "resolved.json"), {})
-  return good and schedule.create(resolved):steps_after_epoch(epoch) or nil
+  return good and schedule.create(resolved) or nil
 end
 
 --- The states in a run's folder, a list of {path, step, epoch (of an epoch's state)}, newest first.
 function checkpoint.list(folder)
-  local list = {}
+  local list, course = {}, nil
   for _, name in ipairs(files.list(folder) or {}) do
     local kind, number = name:match("^(%a+)%-(%d+)" .. EXTENSION:gsub("%p", "%%%0") .. "$")
     number = tonumber(number)
     if kind == "step" then
       list[#list + 1] = {path = files.join(folder, name), step = number}
     elseif kind == "epoch" then
+      course = course or schedule_of(folder)
       list[#list + 1] = {path = files.join(folder, name), epoch = number,
-        step = step_of_epoch(folder, number) or -1}
+        step = course and course:steps_after_epoch(number) or -1}
     end
   end
   table.sort(list, function(a, b)
@@ -149,7 +150,7 @@ local function refuse_damaged(message, list)
 end
 
 --- The state to continue from: a file, or the newest of a run's folder. options: fallback (pass over damaged
--- ones). Returns it and the messages of those passed over. Errors: there is none, or it is damaged.
+-- ones). Returns it and those passed over, a list of {path, message}. Errors: there is none, or it is damaged.
 function checkpoint.find(path, options)
   local kind = files.kind(path)
   if not kind then failure.usage("%s: there is no such run or state", path) end
@@ -160,9 +161,9 @@ function checkpoint.find(path, options)
     local state, message = checkpoint.open(item.path)
     if state then return state, skipped end
     if not (options and options.fallback) then refuse_damaged(message, list) end
-    skipped[#skipped + 1] = message
+    skipped[#skipped + 1] = {path = item.path, message = message}
   end
-  failure.raise(1, ("%s: none of its states can be read:\n%s"):format(path, table.concat(skipped, "\n")))
+  failure.raise(1, ("%s: none of its states can be read; the newest: %s"):format(path, skipped[1].message))
 end
 
 --- The configuration of the state with settings, a list of "section.key=value", laid over it.

@@ -230,16 +230,14 @@ end
 
 -- Refuses to go on from a state where the run is past it: what follows would mix with what is there. States
 -- that were passed over as damaged are set aside.
-local function refuse_past(state, fallback)
+local function refuse_past(state, skipped)
   if files.exists(files.join(state.folder, "result.json")) then
     failure.usage("%s: the run is finished; --output DIR makes a branch", state.folder)
   end
+  for _, other in ipairs(skipped or {}) do os.rename(other.path, other.path .. ".damaged") end
   for _, other in ipairs(require("pack.checkpoint").list(state.folder)) do
     if other.step > state.info.step then
-      if not fallback then
-        failure.usage("%s: %s is newer; continue from that, or make a branch with --output DIR", state.path, other.path)
-      end
-      os.rename(other.path, other.path .. ".damaged")
+      failure.usage("%s: %s is newer; continue from that, or make a branch with --output DIR", state.path, other.path)
     end
   end
 end
@@ -263,8 +261,9 @@ end
 
 --- Continues a run from a state (see pack.checkpoint), in the state's folder or, as a branch, in
 -- options.output: metrics.jsonl is what it was when the state was taken, and best.json the best evaluation by
--- then; run.log goes on. options: state, output, recipe, config, context, arguments. Refuses a folder that another
--- process is writing to, and in the state's folder one that is finished or has newer states.
+-- then; run.log goes on. options: state, skipped (see checkpoint.find), output, recipe, config, context, arguments.
+-- Refuses a folder that another process is writing to, and in the state's folder a run that is finished or has
+-- newer states.
 function run.resume(options)
   local state = options.state
   local folder, branch = options.output or state.folder, options.output and options.output ~= state.folder
@@ -274,7 +273,7 @@ function run.resume(options)
     write_json(folder, "environment.json", environment(options))
   else
     held = claim_again(folder)
-    refuse_past(state, options.fallback)
+    refuse_past(state, options.skipped)
     note_environment(folder, options)
   end
   write_config(folder, options.config)

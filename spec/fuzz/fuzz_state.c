@@ -57,10 +57,13 @@ static void check(const void *data, size_t bytes, const void *trailer, size_t tr
 
 /* The checksum that fits the bytes, so that mutations get past it. */
 static void check_with_checksum(const uint8_t *data, size_t bytes) {
-  char trailer[8 + 15 + PK_SHA256_TEXT];
-  memcpy(trailer, "\x5c\x2a\x4d\x18\x4f\0\0\0packlua sha256 ", 23);
-  pk_sha256_of(data, (int64_t)bytes, trailer + 23);
-  check(data, bytes, trailer, sizeof trailer - 1);
+  static const unsigned char head[23] = "\x5c\x2a\x4d\x18\x4f\0\0\0packlua sha256 ";
+  unsigned char trailer[sizeof head + PK_SHA256_TEXT - 1];
+  char digits[PK_SHA256_TEXT];
+  pk_sha256_of(data, (int64_t)bytes, digits);
+  memcpy(trailer, head, sizeof head);
+  memcpy(trailer + sizeof head, digits, PK_SHA256_TEXT - 1);
+  check(data, bytes, trailer, sizeof trailer);
 }
 
 /* The bytes as content: written as frames, they are read back as they were. */

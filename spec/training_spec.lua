@@ -1,0 +1,78 @@
+-- The course of a run: hooks, and what happens when they or training fail.
+local config = require "pack.config"
+local context = require "pack.context"
+local ffi = require "ffi"
+local files = require "pack.files"
+local json = require "pack.json"
+local native = require "pack.native"
+local run = require "pack.run"
+local support = require "spec.support.helper"
+local trainer = require "pack.trainer"
+local training = require "pack.training"
+
+local settings = {
+  "model.vocab_size=257", "model.layers=1", "model.width=16", "model.heads=2", "model.ffn_width=24",
+  "model.context_length=8", "training.micro_batch_size=2", "training.batch_tokens=64", "training.max_tokens=384",
+  "training.epoch_tokens=128", "training.log_every=4", "evaluation.subset_blocks=2", "evaluation.batch_size=2",
+  "runtime.amp=false", "runtime.attention=flash", "runtime.device=cpu", "training.checkpoint_policy=none",
+}
+
+local function stream(count)
+  local tokens = ffi.new("uint16_t[?]", count)
+  for i = 0, count - 1 do tokens[i] = (i * i + 3 * i) % 13 end
+  return {tokens = tokens, count = count}
+end
+
+describe("A training run", function()
+  local folder, owner, one
+  before_each(function()
+    folder = support.temporary()
+    local resolved = config.load("configs/tiny.lua", settings)
+    one = trainer.create(resolved, {context = context.default(), train = stream(400), validation = stream(100)})
+    owner = run.create {recipe = "train", output = folder .. "/run", config = resolved}
+    owner:print_through(function() end)
+  end)
+  after_each(function()
+    native.C.pk_signals_release()
+    owner:close()
+    support.remove(folder)
+  end)
+
+  local function rows()
+    local list = {}
+    for line in files.read(folder .. "/run/metrics.jsonl"):gmatch("[^\n]+") do list[#list + 1] = json.decode(line) end
+    return list
+  end
+
+  it("gives its hooks each step's row and each epoch's evaluation, and records what they add", function()
+    local steps, epochs = 0, 0
+    training.run(one, owner, {data = "data",
+      on_step = function(row, given)
+        assert.equal(one, given)
+        assert.equal(steps, row.step)
+        steps = steps + 1
+        row.spread = row.step * 2
+      end,
+      on_epoch = function(row)
+        epochs = epochs + 1
+        row.note = "epoch " .. epochs
+      end})
+    assert.same({6, 2}, {steps, epochs})
+    local spreads, notes = {}, {}
+    for _, row in ipairs(rows()) do
+      spreads[#spreads + 1] = row.spread
+      notes[#notes + 1] = row.note
+    end
+    assert.same({0, 2, 4, 6, 8, 10}, spreads)
+    assert.same({"epoch 1", "epoch 2"}, notes)
+    assert.same({}, require("pack.checkpoint").list(folder .. "/run"))
+  end)
+
+  it("ends with the error of a hook, which names file and line", function()
+    local good, message = pcall(training.run, one, owner, {data = "data",
+      on_step = function(row) if row.step == 2 then error("mine") end end})
+    assert.is_false(good)
+    assert.is_truthy(tostring(message):find("training_spec%.lua:%d+: mine"), message)
+    assert.equal(3, #rows()) -- two steps and an evaluation
+  end)
+end)
