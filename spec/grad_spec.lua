@@ -322,6 +322,7 @@ describe("a gradient is refused", function()
   it("for leaves and results that are not float tensors", function()
     local x = f64 {1}
     refused("leaf 2 is a number, not a tensor", grad, function(a) return a end, {x, 3})
+    refused("leaves are a list of tensors, not a nil", grad, function(a) return a end)
     refused("leaf 1 is i32", grad, function(a) return a end, {tensor.from({1}, "i32")})
     refused("returned a nil, not a tensor", grad, function() end, {x})
     refused("result is i32", grad, function(a) return a:cast({dtype = "i32"}) end, {x})

@@ -258,7 +258,7 @@ local function put_outputs(operation, given)
     if given.accumulate then refuse("%s: accumulate needs out", operation.name) end
     return nil
   end
-  if is_tensor(out) then out = {out} end
+  if type(out) ~= "table" then out = {out} end
   for o = 1, operation.n_outputs do
     if out[o] then
       if not is_tensor(out[o]) then
@@ -271,6 +271,9 @@ local function put_outputs(operation, given)
   if accumulate == true then
     mask = 2 ^ operation.n_outputs - 1
   elseif accumulate then
+    if type(accumulate) ~= "table" then
+      refuse("%s: accumulate is a %s, not true or a list", operation.name, type(accumulate))
+    end
     for o = 1, operation.n_outputs do
       if accumulate[o] then mask = mask + 2 ^ (o - 1) end
     end
@@ -332,9 +335,10 @@ end
 local function of_none(operation)
   return function(given)
     require "pack.tensor" -- gives new tensors their finaliser; inputs imply it elsewhere
-    local out = given and given.out
-    if out and not is_tensor(out) then out = out[1] end
-    local handle = out and out.context or context.handle_of(given and given.context)
+    local named = type(given) == "table" and given or nothing
+    local out = named.out
+    if type(out) == "table" then out = out[1] end
+    local handle = is_tensor(out) and out.context or context.handle_of(named.context)
     return run(operation, handle, 0, given, nothing)
   end
 end

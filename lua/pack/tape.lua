@@ -32,6 +32,7 @@ end
 
 --- A tape that tracks the leaves.
 function tape.create(leaves)
+  if type(leaves) ~= "table" then caller.raise("grad: leaves are a list of tensors, not a %s", type(leaves)) end
   local self = setmetatable({}, Tape)
   self.ids = weak "k"
   self.missing = weak "k" -- outputs whose gradient would be incomplete, with their names

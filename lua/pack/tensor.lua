@@ -61,7 +61,7 @@ local function put_shape(shape)
   for d = 1, rank do
     local extent = tonumber(shape[d])
     if not extent or extent % 1 ~= 0 or extent < 0 or extent >= 2 ^ 53 then
-      caller.raise("extent %d of the shape is %s, not a whole number", d, tostring(shape[d]))
+      caller.raise("extent %d of the shape is %s, not a whole number from 0 to below 2^53", d, tostring(shape[d]))
     end
     shape_buffer[d - 1] = extent
   end
