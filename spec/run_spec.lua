@@ -153,7 +153,8 @@ describe("A run's folder", function()
   it("is refused when it is a file, or cannot be made", function()
     files.write(folder .. "/file", "x")
     refused({recipe = "train", output = folder .. "/file"}, folder .. "/file: is not a directory")
-    assert.is_false((pcall(run.create, {recipe = "train", output = folder .. "/file/run"})))
+    refused({recipe = "train", output = folder .. "/file/run"},
+      ": cannot be made a directory: Not a directory\n--output DIR chooses another folder")
   end)
 
   it("is refused to a second process while the first one runs, even if that has written nothing", function()

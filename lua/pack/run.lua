@@ -56,7 +56,7 @@ local function resume_hint(folder)
   return ("; packlua recipes/resume.lua %s continues what is there"):format(folder)
 end
 
--- Takes a folder for this run, or returns nil and why not. Errors: it cannot be made.
+-- Takes a folder for this run, or returns nil and why not. Usage error: it cannot be made.
 local function claim(folder)
   if files.kind(folder) and files.kind(folder) ~= "directory" then
     return nil, folder .. ": is not a directory"
@@ -65,7 +65,9 @@ local function claim(folder)
   if files.exists(folder) and not files.exists(files.join(folder, LOCK_NAME)) and not is_empty(folder) then
     return nil, ("%s: the folder is not empty%s"):format(folder, resume_hint(folder))
   end
-  files.mkdir(folder)
+  if C.pk_directory_create(folder) ~= 0 then
+    failure.usage("%s\n--output DIR chooses another folder", native.message())
+  end
   local held, message = lock(folder)
   if held == nil then return nil, message end
   if is_empty(folder) then return {held} end
