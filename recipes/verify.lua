@@ -28,4 +28,4 @@ for _, path in ipairs(options.positional) do
     print(("  %-12s %.3e  %-14s %s"):format(quantity, worst.value, verdict, worst.name))
   end
 end
-os.exit(failed and 1 or 0)
+if failed then pack.failure.raise(1, "") end

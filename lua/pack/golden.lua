@@ -2,7 +2,9 @@
 --
 -- A case is a safetensors file (spec/fixtures/README.md lists its tensors). Differences are
 -- ||a - b|| / ||b|| per named tensor, and the worst tensor counts.
+local failure = require "pack.failure"
 local ffi = require "ffi"
+local files = require "pack.files"
 local json = require "pack.json"
 local llama = require "pack.llama"
 local ops = require "pack.ops"
@@ -45,6 +47,7 @@ local Case = {}
 Case.__index = Case
 
 local function open(path, options)
+  if not files.exists(path) then failure.usage("%s: there is no such file", path) end
   local file = safetensors.open(path)
   local text = file:metadata("case")
   if not text then error(path .. ": not a golden case: its metadata has no 'case'", 0) end
@@ -177,6 +180,7 @@ end
 
 --- Runs the case in a file with dtype "f64", "f32" or "amp".
 -- options: dtype, context, fused (see optim.adamw). Returns {quantity = {value, name}}.
+-- A path without a file is a usage error.
 function golden.run(path, options)
   local case = open(path, options)
   local s = case.settings
