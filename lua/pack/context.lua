@@ -36,7 +36,8 @@ local function check_options(options)
 end
 
 --- Opens a device. options: device ("cpu"), threads (0: one per core), memory_limit_mib (0: what is
--- available), forecast (true: account for memory without taking it; operations compute nothing). Errors: a device that is not there, a number out of range.
+-- available), forecast (true: account for memory without taking it; operations compute nothing).
+-- Errors: a device that is not there, a number out of range.
 function context.create(options)
   options = options or {}
   check_options(options)

@@ -169,9 +169,9 @@ end
 local function shuffled(documents, seed)
   local order = ffi.new("int64_t[?]", math.max(1, #documents))
   C.pk_random_permutation(seed, "text", #documents, order)
-  local list = {}
-  for i = 1, #documents do list[i] = documents[tonumber(order[i - 1]) + 1] end
-  return list
+  local reordered = {}
+  for i = 1, #documents do reordered[i] = documents[tonumber(order[i - 1]) + 1] end
+  return reordered
 end
 
 --- Reads text files as tokens.
