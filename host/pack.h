@@ -162,6 +162,10 @@ pk_status pk_tensor_get(const pk_tensor *tensor, int64_t index, double *value);
 pk_status pk_tensor_read_numbers(const pk_tensor *tensor, double *values);
 pk_status pk_tensor_write_numbers(pk_tensor *tensor, const double *values);
 
+/* Makes every NaN among the values the plain one, as an interpreter needs it that keeps its types
+ * in the bits of NaNs: for doubles from outside, such as a file's. */
+void pk_numbers_plain(double *values, int64_t count);
+
 /* Fills every entry of dimension 0 with the same values: elements 0, 1, ... of the stream of
  * normals named by (seed, name) (see pk_random_normal), made on the host by as many threads as the
  * device has. */

@@ -296,6 +296,18 @@ describe("Numbers of a file", function()
     assert.is_true(nan ~= nan)
   end)
 
+  it("that are NaNs become numbers, whatever their bits say", function()
+    -- These bits are Lua's own nil, boolean, string and table.
+    local file = open_one("F64", 4, bytes_of("uint64_t", 0xffffffffffffffffULL, 0xfffeffffffffffffULL,
+      0xfffd800000001230ULL, 0xfffa000000001230ULL))
+    for _, values in ipairs {(file:read_doubles("w")), file:doubles(file:entry("w"), 0, 4)} do
+      for i = 0, 3 do assert.equal("number", type(values[i])) end
+    end
+    assert.equal(4, require("pack.inspect").tensor(file, "w").nonfinite)
+    file:close()
+    assert.equal("number", type(doubles("F32", 1, bytes_of("uint32_t", 0xffffffff))[1]))
+  end)
+
   it("of thousands of elements become doubles in order", function()
     local numbers = {}
     for i = 1, 5000 do numbers[i] = i - 2500 end

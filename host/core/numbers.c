@@ -47,6 +47,10 @@ static bool put_element(int dtype, void *data, int64_t index, double value) {
   }
 }
 
+void pk_numbers_plain(double *values, int64_t count) {
+  for (int64_t i = 0; i < count; i++) values[i] = plain(values[i]);
+}
+
 static pk_status no_room(int64_t numel) {
   return pk_fail(PK_NO_MEMORY, "no host memory for %lld elements", (long long)numel);
 }

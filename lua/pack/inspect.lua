@@ -167,8 +167,7 @@ function inspect.tensor(file, name)
   local count, nonfinite, sum, squares, minimum, maximum = 0, 0, 0, 0, math.huge, -math.huge
   for first = 0, entry.numel - 1, BLOCK do
     local size = math.min(BLOCK, entry.numel - first)
-    local raw = file:elements(entry, "f64", first, size)
-    local values = ffi.cast("const double *", raw)
+    local values = file:doubles(entry, first, size)
     for i = 0, size - 1 do
       local x = values[i]
       if x - x == 0 then

@@ -153,6 +153,15 @@ function File:elements(entry, dtype, first, count)
   return converted
 end
 
+--- count elements of an entry from element `first` on, as a C array of doubles. Every NaN is the plain one:
+-- as a Lua number, one with bits of the file's choosing would be an object of any type at any address.
+function File:doubles(entry, first, count)
+  local values = ffi.new("double[?]", math.max(1, count))
+  ffi.copy(values, self:elements(entry, "f64", first, count), count * 8)
+  C.pk_numbers_plain(values, count)
+  return values
+end
+
 local function fill_part(part, first, count, file, entry)
   part:write(file:elements(entry, part:dtype_name(), first, count))
 end
@@ -196,10 +205,7 @@ end
 --- The values of a tensor as a C array of doubles, and their number.
 function File:read_doubles(name)
   local entry = self:entry(name)
-  local raw = self:elements(entry, "f64", 0, entry.numel)
-  local values = ffi.new("double[?]", math.max(1, entry.numel))
-  ffi.copy(values, raw, entry.numel * 8)
-  return values, entry.numel
+  return self:doubles(entry, 0, entry.numel), entry.numel
 end
 
 --- Closes the file; twice is harmless.

@@ -185,6 +185,7 @@ function methods:write(data, bytes)
 end
 
 --- Copies the elements into data, a C array that holds bytes, or into a new one. Returns the array.
+-- It may hold NaNs that Lua cannot take as numbers; t:read_numbers() has plain ones.
 function methods:read(data, bytes)
   local size = self.numel * C.pk_dtype_size(self.dtype)
   data = data or array_types[self.dtype](math.max(tonumber(self.numel), 1))
