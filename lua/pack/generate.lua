@@ -53,14 +53,16 @@ end
 
 --- Ids that continue `ids` (a list), at most `options.tokens` of them, ending before options.stop.
 -- model is an ordinary model (N = 1). options: tokens, temperature (default 0.8; 0 takes the likeliest),
--- top_p (default 0.95; nucleus sampling, Holtzman et al. 2020), seed, stop (an id).
+-- top_p (default 0.95; nucleus sampling, Holtzman et al. 2020), seed, stop (an id), vocabulary (only ids below
+-- it; default all that the model knows).
 function generate.ids(model, ids, options)
   local temperature, top_p = options.temperature or 0.8, options.top_p or 0.95
-  local sequence, made = {unpack(ids)}, {}
-  local u = ffi.new("double[1]")
+  local vocabulary = options.vocabulary or model.config.vocab_size
+  local sequence, made, u = {}, {}, ffi.new("double[1]")
+  for i, id in ipairs(ids) do sequence[i] = id end
   for i = 0, options.tokens - 1 do
     local logits = next_logits(model, sequence)
-    local list = candidates(logits, model.config.vocab_size, math.max(temperature, 1e-6))
+    local list = candidates(logits, vocabulary, math.max(temperature, 1e-6))
     native.C.pk_random_uniform(options.seed or 0, "generate", i, 1, u)
     local id = temperature == 0 and list[1].id or choose(list, top_p, u[0])
     if id == options.stop then break end
@@ -73,7 +75,7 @@ end
 function generate.text(model, tokenizer, prompt, options)
   local ids = tokenizer:encode(prompt)
   if #ids == 0 then ids = {tokenizer.eos} end
-  local all = {stop = tokenizer.eos}
+  local all = {stop = tokenizer.eos, vocabulary = math.min(model.config.vocab_size, tokenizer.vocab_size)}
   for key, value in pairs(options) do all[key] = value end
   return tokenizer:decode(generate.ids(model, ids, all))
 end

@@ -1,0 +1,106 @@
+--- Weights as Hugging Face's LlamaForCausalLM has them.
+--
+-- Its rotary embedding turns the two halves of a head as packlua's does, and its linear weights are [out, in]
+-- too, so that tensors only change their names.
+local failure = require "pack.failure"
+local files = require "pack.files"
+local json = require "pack.json"
+local safetensors = require "pack.safetensors"
+
+local hf = {}
+
+local whole_names = {["embedding.weight"] = "model.embed_tokens.weight", ["norm.weight"] = "model.norm.weight"}
+local block_names = {
+  ["attention_norm.weight"] = "input_layernorm.weight",
+  ["attention.q_proj.weight"] = "self_attn.q_proj.weight",
+  ["attention.k_proj.weight"] = "self_attn.k_proj.weight",
+  ["attention.v_proj.weight"] = "self_attn.v_proj.weight",
+  ["attention.out_proj.weight"] = "self_attn.o_proj.weight",
+  ["ffn_norm.weight"] = "post_attention_layernorm.weight",
+  ["ffn.gate_proj.weight"] = "mlp.gate_proj.weight",
+  ["ffn.up_proj.weight"] = "mlp.up_proj.weight",
+  ["ffn.down_proj.weight"] = "mlp.down_proj.weight",
+}
+local torch_dtypes = {f32 = "float32", bf16 = "bfloat16"}
+
+--- Hugging Face's name of a parameter.
+function hf.name(name)
+  local layer, rest = name:match("^blocks%.(%d+)%.(.+)$")
+  return layer and ("model.layers.%s.%s"):format(layer, block_names[rest]) or whole_names[name]
+end
+
+-- The id of a piece of a tokenizer, or null.
+local function id_of(tokenizer, piece)
+  for id = 0, tokenizer.vocab_size - 1 do
+    if tokenizer:piece(id) == piece then return id end
+  end
+  return json.null
+end
+
+--- The content of config.json. model: the model section of a configuration. dtype: "f32" or "bf16". tokenizer:
+-- whose ids begin and end a text; null where there is none.
+function hf.config(model, dtype, tokenizer)
+  local pieces = tokenizer and tokenizer.kind == "sentencepiece"
+  return {
+    architectures = {"LlamaForCausalLM"}, model_type = "llama", hidden_act = "silu",
+    hidden_size = model.width, intermediate_size = model.ffn_width, num_hidden_layers = model.layers,
+    num_attention_heads = model.heads, num_key_value_heads = model.heads, head_dim = model.width / model.heads,
+    vocab_size = model.vocab_size, max_position_embeddings = model.context_length,
+    rms_norm_eps = model.norm_eps, rope_theta = model.rope_theta, rope_scaling = json.null,
+    initializer_range = model.init_std, tie_word_embeddings = true, attention_bias = false, mlp_bias = false,
+    attention_dropout = 0, pretraining_tp = 1, use_cache = true, torch_dtype = torch_dtypes[dtype],
+    bos_token_id = pieces and id_of(tokenizer, "<s>") or json.null, pad_token_id = json.null,
+    eos_token_id = tokenizer and tokenizer.eos or json.null,
+  }
+end
+
+-- Texts are trained on without a token at their beginning.
+local function tokenizer_config(tokenizer, context_length)
+  return {
+    tokenizer_class = "LlamaTokenizer", add_bos_token = false, add_eos_token = false,
+    bos_token = "<s>", eos_token = tokenizer:piece(tokenizer.eos), legacy = true,
+    unk_token = tokenizer.unknown and tokenizer:piece(tokenizer.unknown) or json.null,
+    clean_up_tokenization_spaces = false, model_max_length = context_length,
+  }
+end
+
+local function write_json(folder, name, value)
+  files.write(files.join(folder, name), json.encode(value, {pretty = true}) .. "\n")
+end
+
+local function write_weights(path, model, dtype)
+  local list = {metadata = {format = "pt"}}
+  for i, name in ipairs(model.names) do
+    local t = model.weight[name]
+    local shape = t:sizes()
+    table.remove(shape, 1)
+    list[i] = {name = hf.name(name), tensor = t, shape = shape, dtype = dtype}
+  end
+  safetensors.write(path, list)
+end
+
+-- Takes a folder for the files, which must be new or empty.
+local function claim(folder)
+  local kind = files.kind(folder)
+  if kind and (kind ~= "directory" or #files.list(folder) > 0) then
+    failure.usage("%s: is there and not an empty folder; --output DIR chooses another", folder)
+  end
+  local good, message = pcall(files.mkdir, folder)
+  if not good then failure.usage("%s", (tostring(message):gsub("^[^ ]*%.lua:%d+: ", ""))) end
+end
+
+--- Writes an ordinary model (N = 1) into a new folder: config.json, model.safetensors, and of a SentencePiece
+-- tokenizer tokenizer.model and tokenizer_config.json. The tied head is written once, as the embedding.
+-- options: dtype ("f32" or "bf16"), tokenizer (or nil). Usage error: the folder holds something.
+function hf.write(folder, model, options)
+  local tokenizer, config = options.tokenizer, model.config
+  claim(folder)
+  write_weights(files.join(folder, "model.safetensors"), model, options.dtype)
+  if tokenizer and tokenizer.kind == "sentencepiece" then
+    files.write(files.join(folder, "tokenizer.model"), assert(files.read(tokenizer.name)))
+    write_json(folder, "tokenizer_config.json", tokenizer_config(tokenizer, config.context_length))
+  end
+  write_json(folder, "config.json", hf.config(config, options.dtype, tokenizer))
+end
+
+return hf
