@@ -75,9 +75,14 @@ describe("The presets", function()
     assert.equal(4, tiny.decentralized.num_models)
     assert.equal("one_peer_exponential", tiny.decentralized.topology)
     assert.equal("bytes", tiny.data.tokenizer)
-    local smoke = config.load "configs/smoke.lua"
-    assert.equal(20403520, config.parameters(smoke.model))
-    assert.equal(2, smoke.training.max_tokens / smoke.training.batch_tokens)
+    for _, name in ipairs {"smoke", "smoke-20m"} do
+      local smoke = config.load("configs/" .. name .. ".lua")
+      assert.equal(4, smoke.decentralized.num_models)
+      assert.equal(2, smoke.training.max_tokens / smoke.training.batch_tokens)
+    end
+    local real = config.load "configs/smoke-20m.lua"
+    assert.equal(20403520, config.parameters(real.model))
+    assert.equal(65536, real.training.max_tokens)
   end)
 end)
 
