@@ -17,6 +17,7 @@ local options = pack.options.parse {
     {name = "config", value = "FILE", help = "configuration, for files that do not hold one"},
   },
 }
+if options.format ~= "hf" then pack.failure.usage("--format %s: expected hf", options.format) end
 local settings = {"runtime.device=cpu"}
 if options.tokenizer then table.insert(settings, "data.tokenizer=" .. options.tokenizer) end
 if not options.output then pack.failure.usage("no folder for the files: --output DIR") end

@@ -77,7 +77,11 @@ function generate.text(model, tokenizer, prompt, options)
   if #ids == 0 then ids = {tokenizer.eos} end
   local all = {stop = tokenizer.eos, vocabulary = math.min(model.config.vocab_size, tokenizer.vocab_size)}
   for key, value in pairs(options) do all[key] = value end
-  return tokenizer:decode(generate.ids(model, ids, all))
+  local made = generate.ids(model, ids, all)
+  -- Decoded alone, the continuation would lose a space at its beginning: pieces drop that of a text.
+  local before = tokenizer:decode(ids)
+  for _, id in ipairs(made) do ids[#ids + 1] = id end
+  return tokenizer:decode(ids):sub(#before + 1)
 end
 
 --- A text with control characters, but for tabs and ends of lines, as "?": made-up bytes could set a

@@ -74,24 +74,28 @@ local function refuse_model(path, saved, wanted)
   end
 end
 
--- The configuration that the file has, or that of `given`, a configuration file. The device is free, as weights
+-- The configuration that the file holds, or nil.
+local function saved_config(self)
+  local text = self.file:metadata("config")
+  if not text then return nil end
+  local saved, message = json.decode(text, self.path .. " (config)")
+  if type(saved) ~= "table" then failure.raise(1, message or self.path .. ": its configuration is no table") end
+  return saved
+end
+
+-- The configuration of `given`, a file, or else the one that the weights' file holds. The device is free, as weights
 -- can be used on another machine than the run's.
 local function resolve(self, given, settings)
   local list = {"runtime.device=" .. schema.find("runtime.device").default}
   for _, setting in ipairs(settings or {}) do list[#list + 1] = setting end
-  local text = self.file:metadata("config")
-  if not text then
-    if not given then
-      failure.usage("%s: the file does not say what model it is of; --config FILE does", self.path)
-    end
-    return config.load(given, list)
+  local saved = saved_config(self)
+  if not saved and not given then
+    failure.usage("%s: the file does not say what model it is of; --config FILE does", self.path)
   end
-  local saved, message = json.decode(text, self.path .. " (config)")
-  if type(saved) ~= "table" then failure.raise(1, message or self.path .. ": its configuration is no table") end
-  local resolved = config.resolve {table = saved, source = self.path, set = list}
-  local reference = given and config.load(given) or config.resolve {table = saved, source = self.path}
-  refuse_model(self.path, resolved, reference)
-  return resolved
+  local wanted = given and config.load(given, list)
+    or config.resolve {table = saved, source = self.path, set = list}
+  if saved then refuse_model(self.path, config.resolve {table = saved, source = self.path}, wanted) end
+  return wanted
 end
 
 local function shape_text(shape)

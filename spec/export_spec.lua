@@ -1,0 +1,190 @@
+-- recipes/export.lua: folders that Hugging Face's LlamaForCausalLM loads. Its own logits of such a folder are in
+-- spec/fixtures/export (made by scripts/peers/hf_logits.py).
+local cache = require "spec.support.cache"
+local ffi = require "ffi"
+local files = require "pack.files"
+local hf = require "pack.hf"
+local json = require "pack.json"
+local llama = require "pack.llama"
+local reference = require "spec.support.reference_model"
+local safetensors = require "pack.safetensors"
+local support = require "spec.support.helper"
+local tensor = require "pack.tensor"
+
+-- Two layers, as the library's documentation of LlamaForCausalLM and its state_dict have them.
+local expected_shapes = {
+  ["model.embed_tokens.weight"] = {61, 24}, ["model.norm.weight"] = {24},
+}
+for i = 0, 1 do
+  local layer = ("model.layers.%d."):format(i)
+  for _, projection in ipairs {"q_proj", "k_proj", "v_proj", "o_proj"} do
+    expected_shapes[layer .. "self_attn." .. projection .. ".weight"] = {24, 24}
+  end
+  expected_shapes[layer .. "input_layernorm.weight"] = {24}
+  expected_shapes[layer .. "post_attention_layernorm.weight"] = {24}
+  expected_shapes[layer .. "mlp.gate_proj.weight"] = {20, 24}
+  expected_shapes[layer .. "mlp.up_proj.weight"] = {20, 24}
+  expected_shapes[layer .. "mlp.down_proj.weight"] = {24, 20}
+end
+
+local function bits(file, name)
+  local entry = file:entry(name)
+  return ffi.string(file:elements(entry, "f32", 0, entry.numel), entry.numel * 4)
+end
+
+describe("recipes/export.lua", function()
+  local folder, out
+  local function export(arguments)
+    return support.run("packlua recipes/export.lua " .. arguments)
+  end
+
+  setup(function()
+    folder = support.temporary()
+    reference.write(folder)
+    local code, printed, err = export(("--checkpoint %s/weights.safetensors --config %s/config.json --output %s/hf")
+      :format(folder, folder, folder))
+    assert.equal("", err)
+    assert.equal(0, code)
+    out = printed
+  end)
+  teardown(function() support.remove(folder) end)
+  support.watch()
+
+  it("writes exactly the configuration and the weights where there is no tokenizer, and says so", function()
+    assert.same({"config.json", "model.safetensors"}, files.list(folder .. "/hf"))
+    assert.is_truthy(out:find("9072 parameters, f32", 1, true), out)
+    assert.is_truthy(out:find("no tokenizer", 1, true), out)
+  end)
+
+  it("states the model in config.json by Hugging Face's keys", function()
+    local config = json.decode(files.read(folder .. "/hf/config.json"))
+    local expected = {
+      model_type = "llama", hidden_size = 24, intermediate_size = 20, num_hidden_layers = 2,
+      num_attention_heads = 3, num_key_value_heads = 3, head_dim = 8, rms_norm_eps = 1e-3, rope_theta = 50,
+      vocab_size = 61, max_position_embeddings = 16, tie_word_embeddings = true, torch_dtype = "float32",
+      attention_bias = false, mlp_bias = false, hidden_act = "silu", bos_token_id = json.null,
+      eos_token_id = json.null, rope_scaling = json.null,
+    }
+    for key, x in pairs(expected) do assert.equal(x, config[key], key) end
+    assert.same({"LlamaForCausalLM"}, config.architectures)
+  end)
+
+  it("gives every tensor Hugging Face's name, its shape, and the same bits; the tied head once", function()
+    local file, own = safetensors.open(folder .. "/hf/model.safetensors"), safetensors.open(folder .. "/weights.safetensors")
+    local shapes = {}
+    for _, name in ipairs(file:names()) do
+      shapes[name] = file:entry(name).shape
+      assert.equal("F32", file:entry(name).dtype)
+    end
+    assert.same(expected_shapes, shapes)
+    assert.same({format = "pt"}, file:metadata())
+    for _, name in ipairs(own:names()) do assert.is_true(bits(own, name) == bits(file, hf.name(name)), name) end
+    file:close()
+    own:close()
+  end)
+
+  it("leaves a model whose logits are those that Hugging Face's program computes of the folder", function()
+    local file = safetensors.open(folder .. "/hf/model.safetensors")
+    local model = llama.create(reference.config, {num_models = 1})
+    for _, name in ipairs(model.names) do file:read_into(hf.name(name), model.weight[name]) end
+    file:close()
+    local theirs = safetensors.open("spec/fixtures/export/logits.safetensors")
+    local ids = theirs:read_tensor("tokens")
+    local tokens = tensor.from({ids:totable()[1]}, "i32"):view {shape = {1, 1, 16}}
+    local logits, count = model:logits(tokens):read_numbers()
+    local expected, expected_count = theirs:read_doubles("logits")
+    assert.equal(expected_count, count)
+    assert.equal(16 * 61, count)
+    local worst, largest = 0, 0
+    for i = 0, count - 1 do
+      worst, largest = math.max(worst, math.abs(logits[i] - expected[i])), math.max(largest, math.abs(expected[i]))
+    end
+    assert.is_true(largest > 3, "logits that tell nothing")
+    assert.is_true(worst < 2e-5, ("the logits differ by %.3g"):format(worst))
+    theirs:close()
+    model:free()
+  end)
+
+  it("writes bf16 when asked, rounded to nearest", function()
+    local code, _, err = export(("--checkpoint %s/weights.safetensors --config %s/config.json --dtype bf16 --output %s/bf16")
+      :format(folder, folder, folder))
+    assert.equal("", err)
+    assert.equal(0, code)
+    assert.equal("bfloat16", json.decode(files.read(folder .. "/bf16/config.json")).torch_dtype)
+    local half, full = safetensors.open(folder .. "/bf16/model.safetensors"), safetensors.open(folder .. "/hf/model.safetensors")
+    for _, name in ipairs(half:names()) do
+      assert.equal("BF16", half:entry(name).dtype)
+      local a, count = half:read_doubles(name)
+      local b = full:read_doubles(name)
+      for i = 0, count - 1 do assert.is_true(math.abs(a[i] - b[i]) <= 2 ^ -8 * math.abs(b[i]), name) end
+    end
+    half:close()
+    full:close()
+  end)
+
+  it("takes the tokenizer along, with its ids that begin and end a text", function()
+    local pieces = {}
+    for i = 1, 50 do pieces[i] = "p" .. i end
+    support.write(folder .. "/small.model", cache.model(pieces))
+    local code, printed, err = export(("--checkpoint %s/weights.safetensors --config %s/config.json --output %s/tok --tokenizer %s/small.model")
+      :format(folder, folder, folder, folder))
+    assert.equal("", err)
+    assert.equal(0, code, printed)
+    assert.is_true(files.read(folder .. "/small.model") == files.read(folder .. "/tok/tokenizer.model"))
+    local config = json.decode(files.read(folder .. "/tok/config.json"))
+    assert.equal(1, config.bos_token_id)
+    assert.equal(2, config.eos_token_id)
+    local tokenizer = json.decode(files.read(folder .. "/tok/tokenizer_config.json"))
+    assert.equal("LlamaTokenizer", tokenizer.tokenizer_class)
+    assert.equal("</s>", tokenizer.eos_token)
+    assert.equal("<unk>", tokenizer.unk_token)
+    assert.is_false(tokenizer.add_bos_token)
+  end)
+
+  it("exports of a state the workers' average, and of a run's bytes the id that ends a document", function()
+    local code, _, err = support.run(("packlua recipes/train.lua --config configs/smoke.lua --sample 0 --output %s/run "
+      .. "--set data.text=README.md"):format(folder))
+    assert.equal("", err)
+    assert.equal(0, code)
+    for name, file in pairs {state = "epoch-002.state.safetensors.zst", average = "epoch-002.safetensors"} do
+      code, _, err = export(("--checkpoint %s/run/%s --output %s/%s"):format(folder, file, folder, name))
+      assert.equal("", err)
+      assert.equal(0, code)
+    end
+    assert.is_true(files.read(folder .. "/state/model.safetensors") == files.read(folder .. "/average/model.safetensors"))
+    local own, file = safetensors.open(folder .. "/run/epoch-002.safetensors"), safetensors.open(folder .. "/state/model.safetensors")
+    for _, name in ipairs(own:names()) do assert.is_true(bits(own, name) == bits(file, hf.name(name)), name) end
+    own:close()
+    file:close()
+    assert.equal(256, json.decode(files.read(folder .. "/state/config.json")).eos_token_id)
+  end)
+
+  describe("refuses", function()
+    local function refused(arguments, word)
+      local code, _, err = export(("--checkpoint %s/weights.safetensors --config %s/config.json %s"):format(folder, folder, arguments))
+      assert.equal(2, code, err)
+      assert.is_truthy(err:find(word, 1, true), err)
+      assert.is_falsy(err:find("traceback", 1, true), err)
+    end
+
+    it("a folder that holds something, and changes nothing in it", function()
+      local before = files.read(folder .. "/hf/config.json")
+      refused(("--output %s/hf --dtype bf16"):format(folder), "not an empty folder")
+      assert.equal(before, files.read(folder .. "/hf/config.json"))
+    end)
+
+    it("to work without --output, and other formats", function()
+      refused("", "--output DIR")
+      refused(("--output %s/x --format gguf"):format(folder), "--format gguf: expected hf")
+    end)
+
+    it("a tokenizer with more pieces than the model", function()
+      refused(("--output %s/x --tokenizer bytes"):format(folder), "model.vocab_size 61")
+      local pieces = {}
+      for i = 1, 59 do pieces[i] = "p" .. i end
+      support.write(folder .. "/large.model", cache.model(pieces))
+      refused(("--output %s/x --tokenizer %s/large.model"):format(folder, folder), "model.vocab_size 61 is smaller than the 62 pieces")
+      assert.is_false(files.exists(folder .. "/x"))
+    end)
+  end)
+end)
