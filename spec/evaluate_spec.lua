@@ -196,3 +196,19 @@ describe("recipes/evaluate.lua", function()
     end)
   end)
 end)
+
+describe("The recipes of finished weights", function()
+  it("show their help, options and defaults without touching a device", function()
+    local shown = {
+      evaluate = "--per-worker", export = "--dtype f32|bf16", generate = "--top-p P", smoke = "(default configs/smoke-20m.lua)",
+    }
+    for recipe, text in pairs(shown) do
+      local code, out, err = support.run("packlua -e 'package.preload[\"pack.context\"] = function() error(\"a context was made\") end' "
+        .. ("recipes/%s.lua --help"):format(recipe))
+      assert.equal("", err)
+      assert.equal(0, code)
+      assert.is_truthy(out:find(("usage: packlua recipes/%s.lua [options]\n"):format(recipe), 1, true), out)
+      assert.is_truthy(out:find(text, 1, true), out)
+    end
+  end)
+end)

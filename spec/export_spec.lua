@@ -126,8 +126,8 @@ describe("recipes/export.lua", function()
     local pieces = {}
     for i = 1, 50 do pieces[i] = "p" .. i end
     support.write(folder .. "/small.model", cache.model(pieces))
-    local code, printed, err = export(("--checkpoint %s/weights.safetensors --config %s/config.json --output %s/tok --tokenizer %s/small.model")
-      :format(folder, folder, folder, folder))
+    local code, printed, err = export(("--checkpoint %s/weights.safetensors --config %s/config.json --output %s/tok "
+      .. "--tokenizer %s/small.model"):format(folder, folder, folder, folder))
     assert.equal("", err)
     assert.equal(0, code, printed)
     assert.is_true(files.read(folder .. "/small.model") == files.read(folder .. "/tok/tokenizer.model"))
@@ -183,7 +183,8 @@ describe("recipes/export.lua", function()
       local pieces = {}
       for i = 1, 59 do pieces[i] = "p" .. i end
       support.write(folder .. "/large.model", cache.model(pieces))
-      refused(("--output %s/x --tokenizer %s/large.model"):format(folder, folder), "model.vocab_size 61 is smaller than the 62 pieces")
+      refused(("--output %s/x --tokenizer %s/large.model"):format(folder, folder),
+        "model.vocab_size 61 is smaller than the 62 pieces")
       assert.is_false(files.exists(folder .. "/x"))
     end)
   end)

@@ -90,7 +90,8 @@ describe("recipes/generate.lua", function()
   describe("with a SentencePiece tokenizer", function()
     local own
     setup(function()
-      support.write(folder .. "/small.model", cache.model({"\226\150\129ring", "\226\150\129mix"}, {type = "unigram", byte_fallback = true}))
+      support.write(folder .. "/small.model", cache.model({"\226\150\129ring", "\226\150\129mix"},
+        {type = "unigram", byte_fallback = true}))
       support.write(folder .. "/words.txt", ("ring mix "):rep(3000) .. "\n")
       prepare.run {tokenizer = folder .. "/small.model", train = {folder .. "/words.txt"},
         validation = {folder .. "/words.txt"}, output = folder .. "/pieces"}
