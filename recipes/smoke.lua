@@ -76,7 +76,10 @@ local function train(run, state)
   run:print_through(function(line) print("  " .. line) end)
   local trainer = pack.trainer.create(config, {context = context, train = data.train, validation = data.validation,
     validation_complete = data.validation_complete})
-  if state then state:restore(trainer) end
+  if state then
+    state:restore(trainer)
+    state:close()
+  end
   pack.training.run(trainer, run, {data = identity})
   pack.training.conclude(trainer, run, data)
   local steps = trainer.step_number
@@ -121,8 +124,8 @@ end)
 stage("resume", function()
   local state = pack.checkpoint.find(whole .. "/" .. first_state)
   state:check(config, {data = identity})
-  train(pack.run.resume {recipe = "smoke", state = state, output = again, config = config, context = context}, state)
-  state:close()
+  local run = pack.run.resume {recipe = "smoke", state = state, output = again, config = config, context = context}
+  train(run, state)
   local rows = pack.compare.metrics(whole .. "/metrics.jsonl", again .. "/metrics.jsonl")
   local tensors = pack.compare.tensors(whole .. "/" .. last_state, again .. "/" .. last_state)
   for _, name in ipairs(names) do pack.compare.tensors(whole .. "/" .. name, again .. "/" .. name) end
