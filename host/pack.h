@@ -408,7 +408,6 @@ pk_status pk_snapshot_metadata(pk_snapshot *snapshot, const char *key, const cha
 /* Copies a tensor now, under a shape of as many elements. Largest dtypes first. */
 pk_status pk_snapshot_tensor(pk_snapshot *snapshot, const char *name, const pk_tensor *tensor,
                              int rank, const int64_t *shape);
-int64_t pk_snapshot_bytes(const pk_snapshot *snapshot);
 
 /* One thread of low priority that writes snapshots in order. Each file is written under a temporary
  * name, brought to disk, read back and compared with the snapshot, and only then gets its name. */

@@ -79,10 +79,6 @@ void pk_snapshot_free(pk_snapshot *snapshot) {
   free(snapshot);
 }
 
-int64_t pk_snapshot_bytes(const pk_snapshot *snapshot) {
-  return snapshot->bytes;
-}
-
 /* Makes room for one more of count entries, zeroed. */
 static void *grow(void *list, int64_t count, size_t size) {
   char *larger = realloc(list, (size_t)(count + 1) * size);
