@@ -39,6 +39,11 @@ typedef enum pk_op {
   PK_OP_COUNT
 } pk_op;
 
+/* bytes rounded up to a multiple of 64: where parts of a slab or a workspace start. */
+static inline int64_t pk_aligned(int64_t bytes) {
+  return (bytes + 63) / 64 * 64;
+}
+
 /* --- errors (core/error.c) --- */
 
 /* Sets this thread's message, printf style, and returns status. */

@@ -15,10 +15,6 @@ static bool meet(const pk_span *a, const pk_span *b) {
   return a->first <= b->last && b->first <= a->last;
 }
 
-static int64_t aligned(int64_t bytes) {
-  return (bytes + 63) / 64 * 64;
-}
-
 /* The lowest offset at which span is clear of those among placed (sorted by offset) that it meets.
  */
 static int64_t lowest_place(const pk_span *span, pk_span *const *placed, int64_t count) {
@@ -26,7 +22,7 @@ static int64_t lowest_place(const pk_span *span, pk_span *const *placed, int64_t
   for (int64_t i = 0; i < count; i++) {
     if (!meet(span, placed[i])) continue;
     if (placed[i]->offset >= offset + span->bytes) break;
-    int64_t end = placed[i]->offset + aligned(placed[i]->bytes);
+    int64_t end = placed[i]->offset + pk_aligned(placed[i]->bytes);
     if (end > offset) offset = end;
   }
   return offset;
@@ -48,6 +44,6 @@ pk_status pk_plan_offsets(pk_span *spans, int64_t count, int64_t *bytes) {
     if (span->offset + span->bytes > total) total = span->offset + span->bytes;
   }
   free(order);
-  *bytes = aligned(total);
+  *bytes = pk_aligned(total);
   return PK_OK;
 }

@@ -23,11 +23,6 @@
 /* The name of a kernel's workspace rule. */
 #define PK_WORKSPACE_OF(name) PK_JOIN(pk_cpu_workspace_, name, PK_ISA)
 
-/* Starts of parts of a workspace are a multiple of 64 bytes apart. */
-static inline int64_t pk_aligned(int64_t bytes) {
-  return (bytes + 63) / 64 * 64;
-}
-
 /* The pool of the device that runs the call. */
 pk_threads *pk_cpu_threads(const pk_call *call);
 

@@ -7,15 +7,12 @@ local evaluate = {}
 
 -- A model's loss over blocks, as a row's fields.
 local function loss_over(model, blocks, label)
-  local sum, count, done = 0, 0, 0
   local bar = progress.create {total = blocks.blocks, every = blocks.blocks, unit = "block"}
-  for tokens, targets in blocks:each() do
-    local loss, valid = model:loss(tokens, targets)
-    sum, count, done = sum + loss:item(), count + valid:item(), done + tokens:size(1)
-    if bar.terminal then bar:update(done, "%s: loss %.3f", label, sum / count) end
-  end
+  local loss, targets = model:loss_over(blocks, bar.terminal and function(done, mean)
+    bar:update(done, "%s: loss %.3f", label, mean)
+  end)
   if bar.terminal then bar:finish() end
-  return {weights = label, loss = sum / count, perplexity = math.exp(sum / count), targets = count}
+  return {weights = label, loss = loss, perplexity = math.exp(loss), targets = targets}
 end
 
 -- A row for each worker and their distance from the average.

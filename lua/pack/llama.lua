@@ -130,6 +130,18 @@ function Model:loss(tokens, targets)
   return loss, count
 end
 
+--- The mean loss in nats of an ordinary model (N = 1) over validation blocks (see loader.validation), and the
+-- number of their targets. seen(done, mean), if given, is called after each batch with the blocks done so far.
+function Model:loss_over(blocks, seen)
+  local sum, count, done = 0, 0, 0
+  for tokens, targets in blocks:each() do
+    local loss, valid = self:loss(tokens, targets)
+    sum, count, done = sum + loss:item(), count + valid:item(), done + tokens:size(1)
+    if seen then seen(done, sum / count) end
+  end
+  return sum / count, count
+end
+
 --- Logits [N, B*T, V] of tokens [N, B, T]; whole in memory, so for small inputs only.
 function Model:logits(tokens)
   return self:linear(self:hidden(tokens), "embedding.weight")

@@ -171,16 +171,6 @@ function Trainer:consensus_distance()
   return ops.consensus_distance(self.model.arena.tensor):item()
 end
 
--- Loss over validation batches (see loader.validation) of an ordinary model.
-local function loss_over(model, blocks)
-  local sum, count = 0, 0
-  for tokens, targets in blocks:each() do
-    local loss, valid = model:loss(tokens, targets)
-    sum, count = sum + loss:item(), count + valid:item()
-  end
-  return sum / count, count
-end
-
 --- Evaluates the worker average on the validation stream; the training state is untouched.
 -- options: blocks (a fixed subset of that many blocks; default all), workers (each worker too).
 -- Returns a row of metrics.jsonl: step, tokens, split, loss, perplexity, targets,
@@ -194,7 +184,7 @@ function Trainer:evaluate(options)
     context = self.context,
   }
   local mean = self.model:average()
-  local loss, targets = loss_over(mean, blocks)
+  local loss, targets = mean:loss_over(blocks)
   mean:free()
   local row = {
     step = self.step_number, tokens = self.step_number * self.config.training.batch_tokens,
@@ -205,7 +195,7 @@ function Trainer:evaluate(options)
   if options.workers then
     row.loss_worker = {}
     for i = 0, self.num_models - 1 do
-      row.loss_worker[i + 1] = loss_over(self.model:worker(i), blocks)
+      row.loss_worker[i + 1] = self.model:worker(i):loss_over(blocks)
     end
   end
   return row
