@@ -3,6 +3,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "core/bf16.h"
 #include "io/safetensors.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "files are little-endian, as the host");
@@ -86,12 +87,6 @@ static float float_of_bits(uint32_t bits) {
   return value;
 }
 
-static uint32_t bits_of_float(float value) {
-  uint32_t bits;
-  memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
-
 static double from_f16(uint16_t half) {
   int exponent = half >> 10 & 31;
   double fraction = half & 1023;
@@ -99,18 +94,6 @@ static double from_f16(uint16_t half) {
                      : exponent == 0 ? ldexp(fraction, -24)
                                      : ldexp(1024 + fraction, exponent - 25);
   return half & 0x8000 ? -magnitude : magnitude;
-}
-
-/* Rounded to nearest even at once: by way of an f32 whose last bit is odd where bits were lost. */
-static uint16_t to_bf16(double value) {
-  float near = (float)value;
-  uint32_t bits = bits_of_float(near);
-  if (isnan(value)) return (uint16_t)(bits >> 16 | 0x40);
-  if ((double)near != value) {
-    bits -= fabs((double)near) > fabs(value);
-    bits |= 1;
-  }
-  return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 /* --- pieces of arrays, by way of f64, which holds every value of the other dtypes but some of the
@@ -165,7 +148,8 @@ static void store(int dtype, char *into, const double *from, int64_t count) {
     for (int64_t i = 0; i < count; i++) ((float *)into)[i] = (float)from[i];
     break;
   case PK_BF16:
-    for (int64_t i = 0; i < count; i++) ((uint16_t *)into)[i] = to_bf16(from[i]);
+    for (int64_t i = 0; i < count; i++)
+      ((uint16_t *)into)[i] = pk_bf16_from_f32(pk_f32_to_odd(from[i]));
     break;
   default:
     for (int64_t i = 0; i < count; i++) ((int32_t *)into)[i] = (int32_t)from[i];
