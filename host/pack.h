@@ -442,6 +442,50 @@ void pk_signals_hold(void);
 int pk_signals_pending(void);
 void pk_signals_release(void);
 
+/* --- processes -------------------------------------------------------------------------------- */
+
+/* A child process. It never outlives this one, nor does what it started, where it leads a group. */
+typedef struct pk_process pk_process;
+
+typedef struct pk_process_options {
+  const char *const *command; /* program (looked for in PATH if it has no slash) and arguments; NULL
+                                 ends them */
+  const char *const *environment; /* "NAME=VALUE" to add to this one's; NULL ends them; or NULL */
+  const char *log;   /* file to which output and errors are appended; NULL: where this one's go */
+  int32_t own_group; /* 1: a process group of its own, which a terminal's ^C does not reach */
+} pk_process_options;
+
+typedef struct pk_process_state {
+  int32_t finished;
+  int32_t code;     /* exit code; -1 if a signal ended it */
+  int32_t signal;   /* that signal, else 0 */
+  int64_t peak_rss; /* bytes; at least what this process held when the child was started */
+  double user_seconds;
+  double system_seconds;
+  double seconds; /* since the start, until the end if finished */
+} pk_process_state;
+
+pk_process_options pk_process_defaults(void);
+
+/* Starts a program, with standard input empty. Owned. Errors: PK_INVALID if there is no such
+ * program, PK_IO. */
+pk_status pk_process_start(const pk_process_options *options, pk_process **process);
+
+/* Waits at most so many seconds for the end, and less if a signal comes to this process. Once the
+ * program has ended, what is left of its own group is killed. */
+pk_status pk_process_poll(pk_process *process, double seconds, pk_process_state *state);
+int64_t pk_process_id(const pk_process *process);
+
+/* Sends a signal to the process, and to all of its group if that is its own; nothing if it has
+ * ended. */
+pk_status pk_process_signal(pk_process *process, int number);
+
+/* Kills what still runs. */
+void pk_process_free(pk_process *process);
+
+/* The path of this program's file. */
+pk_status pk_program_path(char *path, int64_t size);
+
 /* --- token caches and loaders -------------------------------------------------------------- */
 
 /* A sequence of token ids, in memory or in the files of a cache. Not changed by being read, so that
