@@ -75,7 +75,7 @@ end)
 describe("a device context", function()
   it("describes itself", function()
     local chosen = context {threads = 2, memory_limit_mib = 512}
-    assert.is_truthy(chosen:describe():find("^cpu: .*2 threads.*limit 0.5 GiB$"), chosen:describe())
+    assert.is_truthy(chosen:describe():find("^cpu: .*2 threads.*limit 512.0 MiB$"), chosen:describe())
     assert.equal(2, chosen:threads())
     assert.equal("cpu", chosen:device())
     chosen:synchronize()

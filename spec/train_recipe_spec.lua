@@ -256,11 +256,13 @@ describe("recipes/train.lua refuses", function()
     refused(2, words, "--set data.text=" .. path)
   end
 
-  it("text that is missing, empty, binary, or a folder", function()
+  it("text that is missing, empty, binary, a folder or a pipe", function()
     text_refused("missing.txt", nil, {"there is no such file"})
     text_refused("empty.txt", "", {"the file is empty"})
     text_refused("binary.txt", "abc\0def", {"not a text file", "byte 3 is NUL"})
     text_refused(".", nil, {"a directory, not a text file"})
+    assert.equal(0, os.execute("mkfifo '" .. folder .. "/pipe'"))
+    text_refused("pipe", nil, {"not a regular file"})
   end)
 
   it("the missing one of several texts", function()

@@ -39,9 +39,11 @@ pk_status pk_context_create(pk_context **context, const pk_context_options *opti
   created->memory.limit =
       options->memory_limit ? options->memory_limit : created->device->memory_available;
   if (created->forecast && !options->memory_limit) created->memory.limit = INT64_MAX / 2;
-  snprintf(created->description, sizeof created->description, "%s: %s, limit %.1f GiB",
+  double mebibytes = (double)created->memory.limit / 1048576;
+  bool small = mebibytes < 1024;
+  snprintf(created->description, sizeof created->description, "%s: %s, limit %.1f %s",
            created->device->name, created->device->description,
-           (double)created->memory.limit / 1073741824.0);
+           small ? mebibytes : mebibytes / 1024, small ? "MiB" : "GiB");
   *context = created;
   return PK_OK;
 }

@@ -56,6 +56,7 @@ local function read(path, limit)
   local kind = C.pk_path_kind(path)
   if kind == 0 then failure.usage("%s: there is no such file", path) end
   if kind == ("d"):byte() then failure.usage("%s: a directory, not a text file", path) end
+  if kind ~= ("f"):byte() then failure.usage("%s: not a regular file (a pipe or a device)", path) end
   local size = tonumber(C.pk_file_size(path))
   if size > limit then
     failure.usage("%s: %d bytes are too many: text in memory is limited to %d bytes in all", path, size,
