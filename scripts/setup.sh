@@ -45,6 +45,7 @@ need libdnnl-dev have_header dnnl.h
 need libedit-dev have_module libedit
 need g++ have "${CXX:-c++}"
 need libsentencepiece-dev have_module sentencepiece
+need gnuplot-nox have gnuplot
 if [[ $all ]]; then
   need lua-busted have busted
   need lua-check have luacheck

@@ -1,5 +1,6 @@
 --- JSON: written with sorted keys and numbers that read back to the same bits; read by the host.
 local caller = require "pack.caller"
+local utf8 = require "pack.utf8"
 local value = require "pack.value"
 
 caller.register()
@@ -21,36 +22,8 @@ local function escape(character)
   return escapes[character] or ("\\u%04x"):format(character:byte())
 end
 
--- Length of the UTF-8 sequence at position i, or nil (Unicode 15, table 3-7).
-local function sequence_length(text, i)
-  local lead, second = text:byte(i, i + 1)
-  if lead < 0x80 then return 1 end
-  local length = lead >= 0xf0 and 4 or lead >= 0xe0 and 3 or 2
-  if lead < 0xc2 or lead > 0xf4 or i + length - 1 > #text then return nil end
-  local low = lead == 0xe0 and 0xa0 or lead == 0xf0 and 0x90 or 0x80
-  local high = lead == 0xed and 0x9f or lead == 0xf4 and 0x8f or 0xbf
-  if second < low or second > high then return nil end
-  for k = i + 2, i + length - 1 do
-    local byte = text:byte(k)
-    if byte < 0x80 or byte > 0xbf then return nil end
-  end
-  return length
-end
-
--- Bytes that are not UTF-8, such as half a character of generated text, become U+FFFD.
-local function to_utf8(text)
-  local pieces, i = {}, 1
-  while i <= #text do
-    local length = sequence_length(text, i)
-    pieces[#pieces + 1] = length and text:sub(i, i + length - 1) or "\239\191\189"
-    i = i + (length or 1)
-  end
-  return table.concat(pieces)
-end
-
 local function encode_string(text)
-  if text:find("[\128-\255]") then text = to_utf8(text) end
-  return '"' .. text:gsub('[%c"\\]', escape) .. '"'
+  return '"' .. utf8.clean(text):gsub('[%c"\\]', escape) .. '"'
 end
 
 local function encode_number(x)
