@@ -6,6 +6,13 @@ local saver = require "pack.saver"
 local C = native.C
 local training = {}
 
+-- The middle of the numbers of a list, nil of none.
+local function median(list)
+  table.sort(list)
+  local middle = (#list + 1) / 2
+  return #list > 0 and (list[math.floor(middle)] + list[math.ceil(middle)]) / 2 or nil
+end
+
 --- Takes a trainer's remaining steps: records each in the run, evaluates the average on a subset after each
 -- epoch but the last, and saves what the configuration says. SIGTERM, SIGINT and SIGUSR1 end the
 -- program after the current step, with a state saved and exit code 75.
@@ -16,6 +23,7 @@ function training.run(trainer, run, options)
   local every, total = config.training.log_every, trainer.total_steps
   local keeper = saver.create {run = run, trainer = trainer, data = options.data}
   local bar = progress.create {total = total, every = every, log = run, start = trainer.step_number}
+  local first, rates = trainer.step_number, {}
   C.pk_signals_hold()
   while trainer.step_number < total do
     local row = trainer:step()
@@ -23,6 +31,7 @@ function training.run(trainer, run, options)
     if step % every == 0 then row.consensus_distance = trainer:consensus_distance() end
     if options.on_step then options.on_step(row, trainer) end
     run:metrics(row)
+    if row.step > first then rates[#rates + 1] = row.tokens_per_second end -- the first one warms up
     bar:update(step, "loss %.3f, %s tok/s", row.loss, progress.count(row.tokens_per_second))
     if trainer.schedule:ends_epoch(row.step) and step < total then
       local held_out = trainer:evaluate {blocks = config.evaluation.subset_blocks}
@@ -33,13 +42,15 @@ function training.run(trainer, run, options)
     keeper:after_step()
   end
   C.pk_signals_release()
+  trainer.tokens_per_second = median(rates)
   bar:finish()
   keeper:finish()
   if keeper.weights then run:log("weights: %s", keeper.weights) end
   keeper:close()
 end
 
---- Evaluates the average of the workers, and each of them, on all that was held out, and writes result.json.
+--- Evaluates the average of the workers, and each of them, on all that was held out, and writes result.json, where
+-- tokens_per_second is the median of this process's steps after its first.
 -- data: see pack.data.open.
 function training.conclude(trainer, run, data)
   local final = run:metrics(trainer:evaluate {workers = true})
@@ -51,7 +62,7 @@ function training.conclude(trainer, run, data)
     and ("; entropy of single tokens %.4f"):format(data.unigram_entropy) or "")
   run:result {loss = final.loss, perplexity = final.perplexity, loss_worker = final.loss_worker,
     consensus_distance = final.consensus_distance, unigram_entropy = data.unigram_entropy,
-    steps = trainer.total_steps}
+    steps = trainer.total_steps, tokens_per_second = trainer.tokens_per_second}
 end
 
 return training

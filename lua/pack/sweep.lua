@@ -1,0 +1,303 @@
+--- Sweeps: many runs that differ in some keys, each in a process and a folder of its own.
+--
+-- pack.sweep {recipe =, summary =, arg =, run = function(task) ... end} is a whole recipe: it reads the command
+-- line, starts this same script once per run with --task, and sums up. Started again, it goes on where it was:
+-- complete runs are skipped, interrupted ones continue from their state, failed ones stay failed unless --retry.
+local context = require "pack.context"
+local failure = require "pack.failure"
+local files = require "pack.files"
+local native = require "pack.native"
+local options = require "pack.options"
+local plan = require "pack.sweep_plan"
+local process = require "pack.process"
+local progress = require "pack.progress"
+local summary = require "pack.sweep_summary"
+local sweep_table = require "pack.sweep_table"
+local sweep_task = require "pack.sweep_task"
+
+local C = native.C
+local sweep = {}
+
+local POLL_SECONDS = 0.2
+local EXIT_FAILED, EXIT_SAVED, EXIT_INTERRUPTED = 1, 75, 130
+
+--- The options of a sweep, for options.parse.
+sweep.options = {
+  {name = "over", value = "KEY=V,V...", repeated = true, help = "an axis: every value with those of all other axes"},
+  {name = "zip", value = "KEY=V,V...", many = true, help = "keys that change together, as one axis"},
+  {name = "output", value = "DIR", help = "folder of the sweep (default runs/sweep-UTCTIME); one that is there goes on"},
+  {name = "jobs", value = "J", type = "integer", minimum = 1, help = "runs at a time (default: one per device)"},
+  {name = "devices", value = "LIST", help = "devices to share the runs among, such as cuda:0,cuda:1"},
+  {name = "fixed-micro-batch", help = "training.micro_batch_size stays where N changes, and accumulation follows"},
+  {name = "retry", help = "tries failed runs again"},
+  {name = "collect", help = "runs nothing, only writes the summary of what is there"},
+  {name = "dry-run", help = "shows the runs, or with --slurm what would be submitted, and ends"},
+  {name = "slurm", help = "submits the runs as an array job through scripts/slurm.sh"},
+  {name = "task", value = "K", type = "integer", minimum = 1, help = "only run K, in this process, as array jobs do"},
+}
+
+local function split(text)
+  local list = {}
+  for part in (text or ""):gmatch("[^,]+") do list[#list + 1] = part end
+  return list
+end
+
+-- The arguments of this command without those that say how the runs are started.
+local function own_arguments(arguments, folder)
+  local left, i = {}, 1
+  local flags = {["--dry-run"] = true, ["--slurm"] = true, ["--retry"] = true, ["--collect"] = true}
+  local valued = {["--jobs"] = true, ["--devices"] = true, ["--output"] = true}
+  while arguments[i] do
+    local name = arguments[i]:match("^[^=]+") or arguments[i]
+    if valued[name] then
+      if name == arguments[i] then i = i + 1 end
+    elseif not flags[name] then
+      left[#left + 1] = arguments[i]
+    end
+    i = i + 1
+  end
+  left[#left + 1] = "--output"
+  left[#left + 1] = folder
+  return left
+end
+
+-- Running one --------------------------------------------------------------------------------------
+
+-- What an error says, in one line, without the library's own place in front and the traceback behind.
+local function reason_of(message)
+  return (tostring(message):gsub("\nstack traceback.*$", ""):gsub("^[^ ]*lua/pack/[^ ]*%.lua:%d+: ", ""))
+end
+
+-- Has the recipe's function do one run in this process, and notes why it failed if it did.
+local function run_here(task, run)
+  local status, reason = task:status()
+  if status == "complete" then return print(task.name .. ": complete") end
+  if status == "failed" then failure.raise(EXIT_FAILED, ("%s failed before: %s (--retry tries again)"):format(task.name, reason)) end
+  if status == "running" then failure.raise(EXIT_FAILED, task.folder .. ": another process is running it") end
+  files.mkdir(task.sweep)
+  local good, result = xpcall(run, function(message)
+    return failure.is(message) and message or debug.traceback(tostring(message), 2)
+  end, task)
+  if good then
+    if type(result) == "table" then task:note_result(result) end
+    return
+  end
+  local exit = failure.is(result) and result.exit or EXIT_FAILED
+  if exit ~= 0 and exit ~= EXIT_SAVED and exit ~= EXIT_INTERRUPTED then task:fail(reason_of(result)) end
+  error(result, 0)
+end
+
+-- Running all --------------------------------------------------------------------------------------
+
+local Scheduler = {}
+Scheduler.__index = Scheduler
+
+-- Which runs there are to do, in order; the others are told of.
+local function find_waiting(self, retry)
+  for _, task in ipairs(self.tasks) do
+    local status = task:status()
+    if status == "failed" and retry then
+      task:forgive()
+      status = "new"
+    end
+    if status == "complete" or status == "failed" or status == "running" then
+      self.display:done(summary.row(task))
+    else
+      self.waiting[#self.waiting + 1] = task
+    end
+  end
+end
+
+-- Threads of each run where several share the processor, as settings of its command.
+local function thread_settings(self)
+  if self.jobs == 1 or #self.devices > 0 or self.config.runtime.threads then return {} end
+  local own = context.create {device = "cpu", forecast = true}
+  local each = math.max(1, math.floor(own:threads() / self.jobs))
+  own:close()
+  return {"--set", "runtime.threads=" .. each}
+end
+
+local function start(self, task, slot)
+  local command = {process.program(), self.script}
+  for _, argument in ipairs(self.arguments) do command[#command + 1] = argument end
+  for _, argument in ipairs(self.thread_settings) do command[#command + 1] = argument end
+  local device = self.devices[(slot - 1) % math.max(1, #self.devices) + 1]
+  if device then
+    command[#command + 1] = "--device"
+    command[#command + 1] = device
+  end
+  command[#command + 1] = "--task"
+  command[#command + 1] = tostring(task.index)
+  self.running[#self.running + 1] = {task = task, slot = slot, device = device, began = C.pk_clock(),
+    process = process.start {command = command, log = task.log}}
+end
+
+-- A slot that no run has.
+local function free_slot(self)
+  local taken = {}
+  for _, item in ipairs(self.running) do taken[item.slot] = true end
+  for slot = 1, self.jobs do
+    if not taken[slot] then return slot end
+  end
+end
+
+-- Notes the end of a process that did not say itself why it failed.
+local function note_end(self, item)
+  local task, one = item.task, item.process
+  local status = task:status()
+  if one.code == EXIT_SAVED or one.code == EXIT_INTERRUPTED then
+    self.saved = self.saved and one.code == EXIT_SAVED
+    return self.display:print("%s: interrupted%s", task.name, one.code == EXIT_SAVED and ", a state is saved" or "")
+  end
+  if status ~= "complete" and status ~= "failed" and not (self.stopping and one.signal) then
+    task:fail(one.signal and ("ended by %s%s; see %s"):format(process.signal_name(one.signal),
+      one.signal == process.signals.KILL and ", as when the system is out of memory" or "", task.log)
+      or ("ended with exit code %d and no result; see %s"):format(one.code, task.log))
+  end
+  self.display:done(summary.row(task))
+end
+
+local function collect_ended(self)
+  for i = #self.running, 1, -1 do
+    local item = self.running[i]
+    if item.process:poll(0) then
+      table.remove(self.running, i)
+      item.process:close()
+      note_end(self, item)
+    end
+  end
+end
+
+-- Asks all runs to save and end, once.
+local function stop(self)
+  if self.stopping then return end
+  self.stopping, self.saved = true, true
+  self.display:print("interrupted: the runs save and end")
+  for _, item in ipairs(self.running) do item.process:send("USR1") end
+end
+
+function Scheduler:run()
+  C.pk_signals_hold()
+  while #self.running > 0 or (#self.waiting > 0 and not self.stopping) do
+    while not self.stopping and #self.waiting > 0 and #self.running < self.jobs do
+      start(self, table.remove(self.waiting, 1), free_slot(self))
+    end
+    if self.running[1] then self.running[1].process:poll(POLL_SECONDS) end
+    if C.pk_signals_pending() ~= 0 then stop(self) end
+    collect_ended(self)
+    self.display:update(self.running)
+  end
+  C.pk_signals_release()
+  self.display:finish()
+end
+
+local function schedule(tasks, found, spec)
+  local devices = split(found.devices)
+  local self = setmetatable({tasks = tasks, waiting = {}, running = {}, devices = devices,
+    jobs = found.jobs or math.max(1, #devices), config = found.config, script = spec.arg[0],
+    arguments = own_arguments(spec.arg, found.output), display = sweep_table.create(#tasks)}, Scheduler)
+  self.thread_settings = thread_settings(self)
+  find_waiting(self, found.retry)
+  self:run()
+  return self
+end
+
+-- The ends of a sweep --------------------------------------------------------------------------------
+
+local function conclude(tasks, axes, folder, scheduler)
+  local found = summary.of(tasks, axes)
+  summary.write(found, folder)
+  print(("%d runs: %s; %s/report.md"):format(#tasks, summary.counts_text(found), folder))
+  for _, row in ipairs(found.runs) do
+    if row.name == found.best then print(("least loss: %.4f of %s"):format(row.result.loss, row.name)) end
+  end
+  if scheduler and scheduler.stopping then
+    failure.raise(scheduler.saved and EXIT_SAVED or EXIT_INTERRUPTED, "interrupted; the same command goes on")
+  end
+  if found.counts.failed then failure.raise(EXIT_FAILED, found.counts.failed .. " runs failed") end
+end
+
+-- "1-3,7" of {1, 2, 3, 7}.
+local function ranges(numbers)
+  local parts, i = {}, 1
+  while numbers[i] do
+    local last = i
+    while numbers[last + 1] == numbers[last] + 1 do last = last + 1 end
+    parts[#parts + 1] = last == i and tostring(numbers[i]) or ("%d-%d"):format(numbers[i], numbers[last])
+    i = last + 1
+  end
+  return table.concat(parts, ",")
+end
+
+-- Hands the runs that are not complete to Slurm, as an array of jobs that run one task each.
+local function submit(tasks, found, spec)
+  local numbers = {}
+  for _, task in ipairs(tasks) do
+    local status = task:status()
+    if status == "failed" and found.retry and not found.dry_run then
+      task:forgive()
+      status = "new"
+    end
+    if status ~= "complete" and (status ~= "failed" or found.retry) then numbers[#numbers + 1] = task.index end
+  end
+  if #numbers == 0 then return print("nothing to submit: every run is complete or failed") end
+  local list = ranges(numbers)
+  if found.jobs then list = list .. "%" .. found.jobs end
+  local command = {native.home() .. "/scripts/slurm.sh", "--array", list}
+  if found.dry_run then command[#command + 1] = "--dry-run" end
+  command[#command + 1] = spec.arg[0]
+  for _, argument in ipairs(own_arguments(spec.arg, found.output)) do command[#command + 1] = argument end
+  command[#command + 1] = "--task"
+  command[#command + 1] = "%a"
+  io.stdout:flush()
+  local one = process.start {command = command, own_group = false}
+  while not one:poll(1) do end
+  if one.code ~= 0 then failure.raise(EXIT_FAILED, "scripts/slurm.sh failed") end
+end
+
+local function show_runs(tasks, keys)
+  for _, task in ipairs(tasks) do
+    local parts = {}
+    for i, key in ipairs(keys) do parts[i] = key .. "=" .. task.values[key] end
+    local c = task.config
+    print(("%4d  %-11s  %s  (N %d, micro-batch %d, %s targets in all)"):format(task.index, (task:status()),
+      table.concat(parts, " "), c.decentralized.num_models, c.training.micro_batch_size,
+      progress.count(require("pack.schedule").create(c).total_tokens)))
+  end
+end
+
+-- The tasks of what the command line says, checked.
+local function tasks_of(found, axes, recipe)
+  local tasks = {}
+  for i, planned in ipairs(plan.runs(found.config_file, found.settings, axes, found)) do
+    planned.config.runtime.output_dir = files.join(found.output, planned.name)
+    tasks[i] = sweep_task.create(found.output, planned, recipe)
+    tasks[i]:check()
+  end
+  return tasks
+end
+
+--- A sweep as a recipe. spec: recipe (its name), summary, arg (the global arg), run(task), which does one run (see
+-- pack.sweep_task; task:train() is the usual one) and may return fields for its result.json; over and zip, lists of
+-- axes for when the command line has none; default_config. Exit codes: 1 when a run failed, 75 when interrupted with
+-- states saved.
+function sweep.run(spec)
+  local found = options.parse {recipe = spec.recipe, summary = spec.summary, arg = spec.arg, extra = sweep.options,
+    default_config = spec.default_config}
+  if not found.over and not found.zip then found.over, found.zip = spec.over, spec.zip end
+  local axes = plan.axes(found.over, found.zip)
+  if found.task and not found.output then failure.usage("--task needs --output, the sweep's folder") end
+  found.output = found.output or ("runs/%s-%s"):format(spec.recipe, os.date("!%Y%m%dT%H%M%SZ"))
+  local tasks = tasks_of(found, axes, spec.recipe)
+  if found.task then
+    if found.task > #tasks then failure.usage("--task %d: the sweep has %d runs", found.task, #tasks) end
+    return run_here(tasks[found.task], spec.run)
+  end
+  if found.slurm then return submit(tasks, found, spec) end
+  if found.dry_run then return show_runs(tasks, plan.keys(axes)) end
+  files.mkdir(found.output)
+  local scheduler = not found.collect and schedule(tasks, found, spec) or nil
+  conclude(tasks, axes, found.output, scheduler)
+end
+
+return setmetatable(sweep, {__call = function(_, spec) return sweep.run(spec) end})

@@ -1,0 +1,95 @@
+--- What a running sweep shows: a table redrawn in place on a terminal, a line per event elsewhere.
+local files = require "pack.files"
+local json = require "pack.json"
+local native = require "pack.native"
+local progress = require "pack.progress"
+
+local C = native.C
+local display = {}
+
+local REDRAW_SECONDS = 0.5
+local TAIL_BYTES = 8192 -- of metrics.jsonl, which hold its last line
+
+local Table = {}
+Table.__index = Table
+
+--- A display for a sweep of `total` runs. options: stream, terminal (default: whether standard output is one).
+function display.create(total, options)
+  options = options or {}
+  local self = setmetatable({total = total, finished = 0, failed = 0, drawn = 0, drawn_at = -math.huge}, Table)
+  self.stream = options.stream or io.stdout
+  self.terminal = options.terminal
+  if self.terminal == nil then self.terminal = C.pk_is_terminal(1) ~= 0 and os.getenv("TERM") ~= "dumb" end
+  self.began = C.pk_clock()
+  return self
+end
+
+-- The last whole row of a run's metrics.jsonl that is of a step, or nil.
+local function last_step(folder)
+  local file = io.open(files.join(folder, "metrics.jsonl"), "rb")
+  if not file then return nil end
+  local size = file:seek("end")
+  file:seek("set", math.max(0, size - TAIL_BYTES))
+  local text = file:read("*a")
+  file:close()
+  local last
+  for line in text:gmatch("([^\n]+)\n") do
+    local row = line:find('"loss_worker"', 1, true) and json.decode(line)
+    if row and row.tokens_per_second then last = row end
+  end
+  return last
+end
+
+local function running_line(item)
+  local row = last_step(item.task.folder)
+  local text = row and ("step %d  loss %.4f  %s tok/s"):format(row.step + 1, tonumber(row.loss) or 0 / 0,
+    progress.count(row.tokens_per_second)) or "starting"
+  return ("  %s  %s  %s%s"):format(item.task.name, progress.duration(C.pk_clock() - item.began), text,
+    item.device and "  " .. item.device or "")
+end
+
+local function erase(self)
+  if self.drawn > 0 then self.stream:write(("\27[%dF\27[J"):format(self.drawn)) end
+  self.drawn = 0
+end
+
+--- Shows what runs at the moment, a list of {task, began, device}; on a terminal, twice a second at most.
+function Table:update(running)
+  if not self.terminal or C.pk_clock() - self.drawn_at < REDRAW_SECONDS then return end
+  local columns = C.pk_terminal_width(1)
+  local width = (columns > 0 and columns or 80) - 1
+  erase(self)
+  local lines = {("%d of %d done, %d failed, %d running, %s"):format(self.finished, self.total, self.failed, #running,
+    progress.duration(C.pk_clock() - self.began))}
+  for _, item in ipairs(running) do lines[#lines + 1] = running_line(item) end
+  for _, line in ipairs(lines) do self.stream:write(line:sub(1, width), "\n") end
+  self.stream:flush()
+  self.drawn, self.drawn_at = #lines, C.pk_clock()
+end
+
+--- Prints a line that stays.
+function Table:print(text, ...)
+  erase(self)
+  self.stream:write(select("#", ...) > 0 and text:format(...) or text, "\n")
+  self.stream:flush()
+  self.drawn_at = -math.huge
+end
+
+--- Notes that a run is done: its row of the summary.
+function Table:done(row)
+  self.finished = self.finished + 1
+  if row.status == "failed" then self.failed = self.failed + 1 end
+  local result = row.result
+  local what = row.status
+  if result and type(result.loss) == "number" then what = ("%s, loss %.4f"):format(what, result.loss) end
+  if row.reason then what = what .. ": " .. row.reason:match("[^\n]*") end
+  self:print("[%d/%d] %s: %s", self.finished, self.total, row.name, what)
+end
+
+--- Ends the display.
+function Table:finish()
+  erase(self)
+  self.stream:flush()
+end
+
+return display

@@ -1,0 +1,153 @@
+--- One run of a sweep: its folder, how far it is, and the training that is started or continued there.
+--
+-- SWEEP/NAME               the run's folder (see pack.run)
+-- SWEEP/NAME.log           what its process printed
+-- SWEEP/NAME.failed.json   why it failed, when it did
+-- SWEEP/set-aside/         what was left of runs that ended before they had saved anything
+local checkpoint = require "pack.checkpoint"
+local config = require "pack.config"
+local data = require "pack.data"
+local failure = require "pack.failure"
+local ffi = require "ffi"
+local files = require "pack.files"
+local json = require "pack.json"
+local native = require "pack.native"
+local run = require "pack.run"
+local runtime = require "pack.runtime"
+local trainer = require "pack.trainer"
+local training = require "pack.training"
+
+local C = native.C
+local task = {}
+
+local Task = {}
+Task.__index = Task
+
+--- The run `planned` (see sweep_plan.runs) of the sweep in `folder`; recipe names the sweep's in its files.
+function task.create(folder, planned, recipe)
+  return setmetatable({
+    index = planned.index, name = planned.name, values = planned.values, config = planned.config, recipe = recipe,
+    sweep = folder, folder = files.join(folder, planned.name),
+    log = files.join(folder, planned.name .. ".log"),
+    failed = files.join(folder, planned.name .. ".failed.json"),
+  }, Task)
+end
+
+local function read_json(path)
+  local text = files.read(path)
+  return text and json.decode(text, path) or nil
+end
+
+-- Whether another process writes to the folder.
+local function is_locked(folder)
+  local path, cell = files.join(folder, "run.lock"), ffi.new("int[1]", -1)
+  if not files.exists(path) then return false end
+  local status = C.pk_file_lock(path, cell)
+  if status == C.PK_OK then C.pk_file_unlock(cell[0]) end
+  return status == C.PK_INVALID
+end
+
+--- How far the run is: "complete", "failed" (then why), "running" (another process has it), "interrupted" (it has
+-- a state to continue from, or only the beginnings of a run) or "new".
+function Task:status()
+  if files.exists(files.join(self.folder, "result.json")) and not is_locked(self.folder) then return "complete" end
+  local failed = read_json(self.failed)
+  if failed then return "failed", failed.reason end
+  if not files.exists(self.folder) then return "new" end
+  if is_locked(self.folder) then return "running" end
+  return "interrupted"
+end
+
+--- Its result.json, or nil.
+function Task:result()
+  return read_json(files.join(self.folder, "result.json"))
+end
+
+-- What "auto" became in the run that is there does not make it another one.
+local resolved_at_start = {["runtime.amp"] = true, ["runtime.attention"] = true}
+
+--- Refuses to take a folder for this run whose configuration is another one: a usage error that names the key.
+function Task:check()
+  local path = files.join(self.folder, "resolved.json")
+  if not files.exists(path) then return end
+  local saved = config.load(path, {})
+  for _, one in ipairs(checkpoint.differences(saved, self.config, resolved_at_start)) do
+    failure.usage("%s: the run there has %s = %s, and the sweep now says %s; --output DIR begins a new sweep",
+      self.folder, one.key, one.saved, one.wanted)
+  end
+end
+
+--- Notes why the run failed, which keeps it from being tried again by itself.
+function Task:fail(reason)
+  files.write(self.failed, json.encode({name = self.name, reason = reason}, {pretty = true}) .. "\n")
+end
+
+--- Forgets that it failed.
+function Task:forgive()
+  os.remove(self.failed)
+end
+
+-- Puts what a process left that had not saved anything out of the way.
+local function set_aside(self)
+  local place = files.join(self.sweep, "set-aside")
+  files.mkdir(place)
+  for i = 1, math.huge do
+    local target = ("%s/%s-%d"):format(place, self.name, i)
+    if not files.exists(target) then
+      local moved, message = os.rename(self.folder, target)
+      if not moved then failure.raise(1, message) end
+      return
+    end
+  end
+end
+
+-- The newest state that can be read, and those passed over; nil if there is none.
+local function newest_state(self)
+  if #checkpoint.list(self.folder) == 0 then return nil end
+  return checkpoint.find(self.folder, {fallback = true})
+end
+
+--- Starts the run, or continues it from its newest state. Returns trainer, run, data and the data's identity, ready
+-- for training.run; task:train does it all.
+function Task:start()
+  local state, skipped = newest_state(self)
+  if not state and files.exists(self.folder) then set_aside(self) end
+  local own = self.config
+  local source = data.open(own)
+  local identity = checkpoint.data_identity(source)
+  local context, remarks = runtime.open(own)
+  local record
+  if state then
+    state:check(own, {data = identity})
+    record = run.resume {recipe = self.recipe, state = state, config = own, context = context, skipped = skipped}
+  else
+    record = run.create {recipe = self.recipe, output = self.folder, config = own, context = context}
+  end
+  for _, remark in ipairs(remarks) do record:log("%s", remark) end
+  local one = trainer.create(own, {context = context, train = source.train, validation = source.validation,
+    validation_complete = source.validation_complete})
+  if state then
+    state:restore(one)
+    state:close()
+  end
+  return one, record, source, identity
+end
+
+--- Trains to the end and writes the result. options: on_step and on_epoch, as of training.run.
+function Task:train(options)
+  local one, record, source, identity = self:start()
+  training.run(one, record, {data = identity, on_step = options and options.on_step,
+    on_epoch = options and options.on_epoch})
+  training.conclude(one, record, source)
+  record:close()
+end
+
+--- Adds fields to result.json, such as a measurement of the sweep's own.
+function Task:note_result(fields)
+  local result = self:result()
+  if not result then failure.raise(1, self.name .. ": the function of the sweep ended without a result.json") end
+  for key, value in pairs(fields) do result[key] = value end
+  files.write(files.join(self.folder, "result.json"), json.encode(result, {pretty = true}) .. "\n")
+end
+
+return task

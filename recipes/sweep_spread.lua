@@ -1,0 +1,24 @@
+#!/usr/bin/env packlua
+-- How far do workers drift apart between mixings? A sweep with axes and a measurement of its own:
+--   packlua recipes/sweep_spread.lua [--config FILE] [--output DIR] [--jobs J]
+local pack = require "pack"
+
+pack.sweep {
+  recipe = "sweep_spread",
+  summary = "Trains with several topologies and mixing intervals, and records the largest consensus distance.",
+  arg = arg,
+  over = {
+    "decentralized.topology=complete,one_peer_exponential,ring",
+    "decentralized.mix_every=1,4",
+  },
+  run = function(task)
+    local largest = 0
+    task:train {
+      on_step = function(row, trainer)
+        row.consensus_distance = row.consensus_distance or trainer:consensus_distance()
+        largest = math.max(largest, row.consensus_distance)
+      end,
+    }
+    return {largest_consensus_distance = largest}
+  end,
+}

@@ -1,0 +1,220 @@
+local files = require "pack.files"
+local json = require "pack.json"
+local plan = require "pack.sweep_plan"
+local process = require "pack.process"
+local summary = require "pack.sweep_summary"
+local support = require "spec.support.helper"
+
+describe("a sweep", function()
+  local folder, text
+
+  setup(function()
+    folder = support.temporary()
+    text = folder .. "/text.txt"
+    support.write(text, ("The quick brown fox jumps over the lazy dog.\n"):rep(60))
+    support.write(folder .. "/config.lua", ([[return {
+      model = {vocab_size = 257, layers = 1, width = 64, heads = 2, ffn_width = 128, context_length = 16},
+      data = {tokenizer = "bytes", text = {%q}},
+      training = {max_tokens = 2560, epoch_tokens = 1280, batch_tokens = 256, micro_batch_size = 4, log_every = 5,
+        checkpoint_steps = 2},
+      evaluation = {subset_blocks = 2, batch_size = 2},
+      decentralized = {num_models = 4, topology = "ring"},
+    }]]):format(text))
+  end)
+
+  teardown(function() support.remove(folder) end)
+
+  local function read_json(path)
+    return assert(json.decode(assert(support.read(path)), path))
+  end
+
+  local function refused(words, command)
+    local code, _, output = support.run("packlua recipes/sweep.lua --config " .. folder .. "/config.lua " .. command)
+    assert.equal(2, code, output)
+    for _, word in ipairs(words) do assert.is_truthy(output:find(word, 1, true), output) end
+  end
+
+  describe("plans", function()
+    local function runs(over, zip, options)
+      return plan.runs(folder .. "/config.lua", {}, plan.axes(over, zip), options)
+    end
+
+    it("every combination, the last axis changing first", function()
+      local names = {}
+      for i, run in ipairs(runs {"decentralized.num_models=1,2", "runtime.seed=3,4,5"}) do names[i] = run.name end
+      assert.same({"num_models=1,seed=3", "num_models=1,seed=4", "num_models=1,seed=5",
+        "num_models=2,seed=3", "num_models=2,seed=4", "num_models=2,seed=5"}, names)
+    end)
+
+    it("zipped keys as one axis", function()
+      local list = runs({"runtime.seed=1,2"}, {"optimizer.lr=1e-3,2e-3", "optimizer.beta2=0.9,0.99"})
+      assert.equal(4, #list)
+      assert.same({2e-3, 0.99, 1}, {list[2].config.optimizer.lr, list[2].config.optimizer.beta2,
+        list[2].config.runtime.seed})
+    end)
+
+    it("the same global batch for every number of workers", function()
+      for _, run in ipairs(runs {"decentralized.num_models=1,2,8,16"}) do
+        local c = run.config
+        assert.equal(16, c.decentralized.num_models * c.training.micro_batch_size)
+        assert.equal(256, c.training.batch_tokens)
+      end
+    end)
+
+    it("accumulation that follows instead, where asked for", function()
+      local list = runs({"decentralized.num_models=1,2"}, nil, {fixed_micro_batch = true})
+      assert.equal(4, list[1].config.training.micro_batch_size)
+    end)
+
+    it("short names, and long ones where two keys end alike", function()
+      local list = runs {"decentralized.period=2", "data.shuffle_seed=1", "runtime.seed=9"}
+      assert.equal("period=2,shuffle_seed=1,seed=9", list[1].name)
+      list = runs {"evaluation.seed=1", "runtime.seed=9"}
+      assert.equal("evaluation.seed=1,runtime.seed=9", list[1].name)
+    end)
+  end)
+
+  describe("refuses", function()
+    it("no axes, empty and repeated values, and a key of two axes", function()
+      refused({"a sweep needs --over"}, "")
+      refused({"--over runtime.seed=1,,2: an empty value"}, "--over runtime.seed=1,,2")
+      refused({"the value 1 is there twice"}, "--over runtime.seed=1,1")
+      refused({"another axis sets this key"}, "--over runtime.seed=1 --over runtime.seed=2")
+      refused({"optimizer.lr has 2 values and runtime.seed has 3"}, "--zip optimizer.lr=1e-3,2e-3 runtime.seed=1,2,3")
+    end)
+
+    it("unknown keys and values that some run cannot have, before anything starts", function()
+      refused({"there is no key decentralized.topolgy; did you mean decentralized.topology?"},
+        "--over decentralized.topolgy=ring")
+      refused({"topology=hypercube,num_models=6", "N must be a power of two"},
+        "--over decentralized.topology=ring,hypercube --over decentralized.num_models=2,6 --fixed-micro-batch "
+        .. "--set training.batch_tokens=768")
+      refused({"decentralized.num_models=3", "the 16 sequences of a micro-step", "possible are 1, 2, 4, 8, 16"},
+        "--over decentralized.num_models=2,3")
+      refused({"runtime.seed=9007199254740993"}, "--over runtime.seed=42,9007199254740993")
+    end)
+
+    it("a folder whose runs are of another configuration", function()
+      local output = folder .. "/changed"
+      local command = "packlua recipes/sweep.lua --config " .. folder .. "/config.lua --over runtime.seed=1 --output "
+        .. output
+      assert.equal(0, (support.run(command)))
+      local code, _, said = support.run(command .. " --set optimizer.lr=0.5")
+      assert.equal(2, code)
+      assert.is_truthy(said:find("has optimizer.lr = 0.001, and the sweep now says 0.5", 1, true), said)
+    end)
+  end)
+
+  it("shows its runs with --dry-run and starts nothing", function()
+    local output = folder .. "/dry"
+    local code, said = support.run(("packlua recipes/sweep.lua --config %s/config.lua --over decentralized.num_models=1,8 "
+      .. "--output %s --dry-run"):format(folder, output))
+    assert.equal(0, code)
+    assert.is_truthy(said:find("1  new          decentralized.num_models=1  (N 1, micro-batch 16, 2.56k targets in all)",
+      1, true), said)
+    assert.is_nil(files.kind(output))
+  end)
+
+  it("sums up over seeds", function()
+    local function task(name, lr, seed, loss)
+      return {index = 1, name = name, values = {["optimizer.lr"] = lr, ["runtime.seed"] = seed},
+        status = function() return loss and "complete" or "failed", not loss and 'out of "memory", that is' or nil end,
+        result = function() return {loss = loss, steps = 3} end}
+    end
+    local axes = plan.axes {"optimizer.lr=1,2", "runtime.seed=7,8"}
+    local found = summary.of({task("a", "1", "7", 2.5), task("b", "1", "8", 3.5), task("c", "2", "7", 0 / 0),
+      task("d", "2", "8")}, axes)
+    assert.equal("a", found.best)
+    assert.same({mean = 3, std = math.sqrt(0.5), count = 2}, found.groups[1].statistics.loss)
+    assert.equal("a", found.groups[1].best)
+    assert.is_nil(found.groups[2].statistics.loss)
+    assert.same({complete = 3, failed = 1}, found.counts)
+    summary.write(found, folder)
+    local lines = {}
+    for line in support.read(folder .. "/summary.csv"):gmatch("([^\r\n]+)\r\n") do lines[#lines + 1] = line end
+    assert.same({"name,optimizer.lr,runtime.seed,status,reason,loss,steps", "a,1,7,complete,,2.5,3",
+      "b,1,8,complete,,3.5,3"}, {lines[1], lines[2], lines[3]})
+    assert.equal('d,2,8,failed,"out of ""memory"", that is",,', lines[5])
+    local saved = read_json(folder .. "/summary.json")
+    assert.equal(json.null, saved.runs[3].result.loss)
+    assert.equal("nan", saved.nonfinite["runs[3].result.loss"] or saved.nonfinite["runs[2].result.loss"])
+  end)
+
+  -- Twelve runs: the fifth is killed as if the system were out of memory, the eighth has too small a limit.
+  local script = [[
+    local ffi = require "ffi"
+    local pack = require "pack"
+    ffi.cdef "int kill(int process, int signal); int getpid(void);"
+    local function note(word, task) pack.files.append(task.sweep .. "/course.txt", word .. " " .. task.name .. "\n") end
+    pack.sweep {
+      recipe = "course", summary = "Twelve runs.", arg = arg,
+      over = {"decentralized.num_models=2,4", "decentralized.topology=complete,ring,one_peer_ring", "runtime.seed=1,2"},
+      run = function(task)
+        note("start", task)
+        if task.index == 5 then ffi.C.kill(ffi.C.getpid(), 9) end
+        if task.index == 8 then task.config.runtime.memory_limit_mib = 1 end
+        task:train()
+        note("end", task)
+        return {twice_the_loss = 2 * task:result().loss}
+      end,
+    }
+  ]]
+
+  it("of twelve runs survives ^C, kill -9, a crash and an out-of-memory, and does none twice", function()
+    local output, log = folder .. "/twelve", folder .. "/twelve.txt"
+    support.write(folder .. "/course.lua", script)
+    local command = {support.program, folder .. "/course.lua", "--config", folder .. "/config.lua", "--output", output,
+      "--jobs", "2"}
+    local function pass(until_text, signal)
+      os.remove(log)
+      local one = process.start {command = command, log = log, env = {PACKLUA_HOME = files.dirname(files.dirname(
+        debug.getinfo(1, "S").source:match("^@(.*)$"))):gsub("^$", "."), LUA_PATH = package.path}}
+      while not one:poll(0.02) do
+        if signal and (support.read(log) or ""):find(until_text, 1, true) then
+          one:send(signal)
+          signal = nil
+        end
+      end
+      local code, number = one.code, one.signal
+      one:close()
+      return code, number, support.read(log)
+    end
+    assert.equal(75, (pass("[2/12]", "INT")))
+    assert.equal(9, (select(2, pass("[7/12]", "KILL"))))
+    local code, _, said = pass()
+    assert.equal(1, code, said)
+    assert.is_truthy(said:find("12 runs: 10 complete, 2 failed", 1, true), said)
+
+    local found = read_json(output .. "/summary.json")
+    for i, row in ipairs(found.runs) do
+      assert.equal((i == 5 or i == 8) and "failed" or "complete", row.status)
+    end
+    assert.is_truthy(found.runs[5].reason:find("SIGKILL, as when the system is out of memory", 1, true))
+    assert.is_truthy(found.runs[8].reason:find("out of memory", 1, true))
+    assert.is_truthy(found.runs[8].reason:find("the limit of 1.0 MiB", 1, true))
+
+    -- Each complete run ended once, was never started again after that, and took each of its steps once.
+    local ended = {}
+    for word, name in support.read(output .. "/course.txt"):gmatch("(%a+) ([^\n]+)\n") do
+      assert.is_nil(ended[name], name)
+      if word == "end" then ended[name] = true end
+    end
+    for i, row in ipairs(found.runs) do
+      if i ~= 5 and i ~= 8 then
+        local steps = {}
+        for line in support.read(output .. "/" .. row.name .. "/metrics.jsonl"):gmatch("[^\n]+") do
+          local entry = json.decode(line)
+          if entry.loss_worker and not entry.split then steps[#steps + 1] = entry.step end
+        end
+        assert.same({0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, steps)
+        local result = read_json(output .. "/" .. row.name .. "/result.json")
+        assert.equal(result.loss, row.result.loss)
+        assert.equal(2 * result.loss, row.result.twice_the_loss)
+      end
+    end
+
+    local before = support.read(output .. "/course.txt")
+    assert.equal(1, (pass()))
+    assert.equal(before, support.read(output .. "/course.txt"))
+  end)
+end)
