@@ -300,3 +300,29 @@ describe("A configuration file", function()
     assert.is_truthy(path == "configs/20m.lua" or path == home .. "/configs/20m.lua")
   end)
 end)
+
+describe("a seed that a double cannot hold", function()
+  -- Read as doubles, 2^53 and 2^53 + 1 are the same number.
+  it("is refused wherever it comes from", function()
+    for _, seed in ipairs {"9007199254740992", "9007199254740993", "18446744073709551615"} do
+      for _, key in ipairs {"data.shuffle_seed", "evaluation.seed", "runtime.seed"} do
+        local section, name = key:match("(%w+)%.([%w_]+)")
+        local message = usage_error(config.load, "configs/tiny.lua", {key .. "=" .. seed})
+        assert.truthy(message:find("below 9007199254740992", 1, true), message)
+        for extension, format in pairs {[".json"] = '{"%s": {"%s": %s}}', [".yaml"] = "%s:\n  %s: %s\n",
+          [".lua"] = "return {%s = {%s = %s}}"} do
+          with_file(extension, format:format(section, name, seed), function(path)
+            local got = usage_error(config.load, path)
+            assert.truthy(got:find("is not below 2^53 in magnitude", 1, true), got)
+          end)
+        end
+      end
+    end
+  end)
+
+  it("is read and written with all its digits where it is the largest that is held", function()
+    local text = config.encode(config.load("configs/tiny.lua", {"runtime.seed=9007199254740991"}))
+    assert.truthy(text:find('"seed": 9007199254740991', 1, true))
+    assert.equal("9007199254740991", schema.show(2 ^ 53 - 1))
+  end)
+end)

@@ -2,19 +2,17 @@
 --
 -- gnuplot is optional: without it the functions return nil and the reason. PACKLUA_GNUPLOT names the program.
 local files = require "pack.files"
+local process = require "pack.process"
 local utf8 = require "pack.utf8"
 
 local gnuplot = {}
+
+local MAX_SECONDS = 120
 
 --- The program that is run: PACKLUA_GNUPLOT, or gnuplot from the PATH.
 function gnuplot.program()
   local chosen = os.getenv("PACKLUA_GNUPLOT")
   return chosen and chosen ~= "" and chosen or "gnuplot"
-end
-
--- A word that the shell takes literally.
-local function shell_word(text)
-  return "'" .. text:gsub("'", "'\\''") .. "'"
 end
 
 --- `text` as an expression of gnuplot's language whose value is exactly that text: nothing is special between
@@ -49,33 +47,47 @@ function gnuplot.block(name, rows)
   return table.concat(lines, "\n")
 end
 
-local function absent(program)
-  return ("%s is not there (Debian: gnuplot-nox; PACKLUA_GNUPLOT names another one)"):format(program)
-end
-
 -- What gnuplot said, without the echo of the script.
-local function complaint(text, status)
+local function complaint(text, child)
   local lines = {}
   for line in text:gmatch("[^\n]+") do
     if not line:find("^%s*%^?%s*$") and not line:find("[Ww]arning") then lines[#lines + 1] = line end
   end
-  return #lines > 0 and lines[#lines] or ("it ended with status %d"):format(status)
+  if #lines > 0 then return lines[#lines] end
+  return child.signal and "ended by " .. process.signal_name(child.signal) or "exit code " .. child.code
 end
 
---- Runs a script; returns what it wrote to standard output, or nil and the reason. The user's own settings for
--- gnuplot are not read.
-function gnuplot.run(script)
+-- The program with a script as a process, or nil and why it cannot be started.
+local function start(program, script, log)
+  local good, started = pcall(process.start, {command = {program, "-d", script}, log = log})
+  if good then return started end
+  return nil, ("%s is not there (Debian: gnuplot-nox; PACKLUA_GNUPLOT names another one)"):format(program)
+end
+
+-- Runs a script whose output goes to a file; returns true, or nil and the reason.
+local function run(script_path, log)
   local program = gnuplot.program()
-  local names = {os.tmpname(), os.tmpname(), os.tmpname()}
-  files.write(names[1], script)
-  local status = os.execute(("%s -d %s < /dev/null > %s 2> %s"):format(shell_word(program), shell_word(names[1]),
-    shell_word(names[2]), shell_word(names[3])))
-  local output, errors = files.read(names[2]), files.read(names[3])
-  for _, name in ipairs(names) do os.remove(name) end
-  local code = math.floor(status / 256)
-  if code == 127 or code == 126 then return nil, absent(program) end
-  if status ~= 0 then return nil, ("%s: %s"):format(program, complaint(errors or "", status)) end
-  return output
+  local child, reason = start(program, script_path, log)
+  if not child then return nil, reason end
+  while not child:poll(1) and child.seconds < MAX_SECONDS do end
+  local ended = child:poll()
+  child:close()
+  if not ended then return nil, ("%s: it did not end within %d seconds"):format(program, MAX_SECONDS) end
+  if child.code == 0 then return true end
+  return nil, ("%s: %s"):format(program, complaint(files.read(log) or "", child))
+end
+
+--- Runs a script that draws on the given terminal; returns what it drew, or nil and the reason. The user's own
+-- settings for gnuplot are not read.
+function gnuplot.run(script, terminal)
+  local names = {script = os.tmpname(), log = os.tmpname(), output = os.tmpname()}
+  files.write(names.script, ("set encoding utf8\nset terminal %s\nset output %s\n%s\n"):format(terminal,
+    gnuplot.quote(names.output), script))
+  local good, reason = run(names.script, names.log)
+  local output = good and files.read(names.output)
+  for _, name in pairs(names) do os.remove(name) end
+  if good and output == "" then return nil, gnuplot.program() .. ": it drew nothing" end
+  return output or nil, reason
 end
 
 local entities = {["&"] = "&amp;", ["<"] = "&lt;", [">"] = "&gt;", ['"'] = "&quot;", ["'"] = "&#39;"}
@@ -97,15 +109,12 @@ local charts = 0
 --- Draws a script that sets no terminal, as SVG. options: title, width and height in pixels, png (a file that gets the
 -- same as PNG, twice as large). Returns an <svg> element as text, or nil and the reason.
 function gnuplot.draw(script, options)
-  local size = ("size %d,%d"):format(options.width, options.height)
-  local svg, reason = gnuplot.run(("set encoding utf8\nset terminal svg %s dynamic font 'sans-serif,14' noenhanced"
-    .. " background '#ffffff'\n%s\n"):format(size, script))
+  local svg, reason = gnuplot.run(script, ("svg size %d,%d dynamic font 'sans-serif,14' noenhanced"
+    .. " background '#ffffff'"):format(options.width, options.height))
   if not svg then return nil, reason end
-  if not svg:find("</svg>%s*$") then return nil, gnuplot.program() .. ": it drew nothing" end
   if options.png then
-    size = ("size %d,%d"):format(2 * options.width, 2 * options.height)
-    local png, why = gnuplot.run(("set encoding utf8\nset terminal pngcairo %s font 'sans-serif,11' fontscale 2"
-      .. " linewidth 2 pointscale 2 noenhanced background '#ffffff'\n%s\n"):format(size, script))
+    local png, why = gnuplot.run(script, ("pngcairo size %d,%d font 'sans-serif,11' fontscale 2 linewidth 2 pointscale 2"
+      .. " noenhanced background '#ffffff'"):format(2 * options.width, 2 * options.height))
     if not png then return nil, why end
     files.write(options.png, png)
   end

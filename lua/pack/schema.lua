@@ -47,7 +47,7 @@ local rows = {
       help = "text files to train on", also = {"files"}},
     {name = "tokenizer", type = "string", nullable = true, default = false, resume = "free",
       help = "\"bytes\" or a SentencePiece model file"},
-    {name = "shuffle_seed", type = "integer", default = 42, minimum = 0,
+    {name = "shuffle_seed", type = "integer", default = 42, minimum = 0, below = 2 ^ 53,
       help = "seed of the order of the data"},
     {name = "shuffle_buffer", type = "integer", default = 10000, minimum = 1, maximum = 2 ^ 31,
       help = "documents shuffled together when a cache is prepared"},
@@ -119,10 +119,12 @@ local rows = {
       help = "sequences of an evaluation within the run"},
     {name = "batch_size", type = "integer", default = 128, minimum = 1, maximum = 2 ^ 20,
       help = "sequences evaluated at once"},
-    {name = "seed", type = "integer", default = 12345, minimum = 0, help = "seed of the subset"},
+    {name = "seed", type = "integer", default = 12345, minimum = 0, below = 2 ^ 53,
+      help = "seed of the subset"},
   },
   runtime = {
-    {name = "seed", type = "integer", default = 42, minimum = 0, help = "seed of weights and matchings"},
+    {name = "seed", type = "integer", default = 42, minimum = 0, below = 2 ^ 53,
+      help = "seed of weights and matchings"},
     {name = "deterministic", type = "boolean", default = false,
       help = "the same bits in every run, where that costs something"},
     {name = "device", type = "string", default = "auto", resume = "free",
@@ -192,12 +194,17 @@ function schema.section(name)
   return rows[name]
 end
 
+-- Whole numbers with all their digits, as far as a double knows them.
+local function number_text(x)
+  return (x == math.floor(x) and math.abs(x) < 1e17 and "%.0f" or "%.14g"):format(x)
+end
+
 local function bounds(row)
   local parts = {}
-  if row.minimum then parts[#parts + 1] = ("at least %.14g"):format(row.minimum) end
-  if row.above then parts[#parts + 1] = ("above %.14g"):format(row.above) end
-  if row.maximum then parts[#parts + 1] = ("at most %.14g"):format(row.maximum) end
-  if row.below then parts[#parts + 1] = ("below %.14g"):format(row.below) end
+  if row.minimum then parts[#parts + 1] = "at least " .. number_text(row.minimum) end
+  if row.above then parts[#parts + 1] = "above " .. number_text(row.above) end
+  if row.maximum then parts[#parts + 1] = "at most " .. number_text(row.maximum) end
+  if row.below then parts[#parts + 1] = "below " .. number_text(row.below) end
   return #parts > 0 and ", " .. table.concat(parts, " and ") or ""
 end
 
@@ -233,7 +240,7 @@ end
 --- How a value is written in messages and help: "off" for false, commas between entries.
 function schema.show(x)
   if type(x) == "boolean" then return spell(x) end
-  if type(x) == "number" then return ("%.14g"):format(x) end
+  if type(x) == "number" then return number_text(x) end
   if type(x) ~= "table" then return tostring(x) end
   local parts = {}
   for _, entry in ipairs(x) do parts[#parts + 1] = schema.show(entry) end
