@@ -75,4 +75,31 @@ describe("A training run", function()
     assert.is_truthy(tostring(message):find("training_spec%.lua:%d+: mine"), message)
     assert.equal(3, #rows()) -- two steps and an evaluation
   end)
+
+  it("notes in run.log why it ends, once", function()
+    pcall(training.run, one, owner, {data = "data",
+      on_step = function(row) if row.step == 2 then error("mine") end end})
+    local log = files.read(folder .. "/run/run.log")
+    assert.is_truthy(log:find("Z failed: [^\n]*training_spec%.lua:%d+: mine\n$"), log)
+    assert.equal(1, select(2, log:gsub("failed:", "")))
+  end)
+
+  it("stops at a loss that is not a number, before it is mixed, with whole lines behind it", function()
+    local weights = one.model.arena.tensor
+    require("pack.ops").fill {shape = {weights:size(0), weights:size(1)}, value = 0 / 0, dtype = "f32", out = weights}
+    local good, problem = pcall(training.run, one, owner, {data = "data"})
+    assert.is_false(good)
+    assert.is_truthy(tostring(problem):find("not finite", 1, true), problem)
+    assert.same({}, rows())
+    local log = files.read(folder .. "/run/run.log")
+    assert.is_truthy(log:find("Z failed: worker %d+: [^\n]* not finite at step 0"), log)
+  end)
+
+  it("has null and a flag in its result where a loss is not a number", function()
+    owner:result {loss = 0 / 0, loss_worker = {1, 1 / 0}}
+    local result = assert(json.decode(files.read(folder .. "/run/result.json")))
+    assert.equal(json.null, result.loss)
+    assert.same({1, json.null}, result.loss_worker)
+    assert.same({loss = "nan", ["loss_worker[2]"] = "inf"}, result.nonfinite)
+  end)
 end)

@@ -5,14 +5,24 @@ local class = {
   __tostring = function(self) return self.message end,
 }
 
---- Raises an error that ends the program with `exit`; `message` may be "", which prints nothing.
+--- An error that ends the program with `exit` when it is raised; `message` may be "", which prints nothing.
+function failure.create(exit, message)
+  return setmetatable({message = message, exit = exit}, class)
+end
+
+--- Raises such an error.
 function failure.raise(exit, message)
-  error(setmetatable({message = message, exit = exit}, class), 0)
+  error(failure.create(exit, message), 0)
 end
 
 --- Raises a usage error (exit code 2): what the user asked for makes no sense. printf style.
 function failure.usage(format, ...)
   failure.raise(2, select("#", ...) > 0 and format:format(...) or format)
+end
+
+--- Raises what ^C raises: a script ends with 130.
+function failure.interrupted()
+  failure.raise(130, "interrupted")
 end
 
 --- Whether a caught error is one of these objects.

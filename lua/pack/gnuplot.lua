@@ -106,15 +106,15 @@ end
 -- Names of charts, for `tidy`.
 local charts = 0
 
---- Draws a script that sets no terminal, as SVG. options: title, width and height in pixels, png (a file that gets the
--- same as PNG, twice as large). Returns an <svg> element as text, or nil and the reason.
+--- Draws a script that sets no terminal, as SVG. options: title, width and height in pixels, png (a file that gets
+-- the same as PNG, twice as large). Returns an <svg> element as text, or nil and the reason.
 function gnuplot.draw(script, options)
   local svg, reason = gnuplot.run(script, ("svg size %d,%d dynamic font 'sans-serif,14' noenhanced"
     .. " background '#ffffff'"):format(options.width, options.height))
   if not svg then return nil, reason end
   if options.png then
-    local png, why = gnuplot.run(script, ("pngcairo size %d,%d font 'sans-serif,11' fontscale 2 linewidth 2 pointscale 2"
-      .. " noenhanced background '#ffffff'"):format(2 * options.width, 2 * options.height))
+    local png, why = gnuplot.run(script, ("pngcairo size %d,%d font 'sans-serif,11' fontscale 2 linewidth 2"
+      .. " pointscale 2 noenhanced background '#ffffff'"):format(2 * options.width, 2 * options.height))
     if not png then return nil, why end
     files.write(options.png, png)
   end

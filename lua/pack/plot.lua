@@ -1,8 +1,9 @@
 --- Charts as SVG (and PNG) by gnuplot: curves, grouped bars, heat maps.
 --
 -- Each function takes a table and returns an <svg> element as text, or nil and the reason: gnuplot is not
--- there, or there is nothing to draw. All of them know title, width and height (pixels) and png (a file to write too).
--- An axis is a text or {label, unit = "s", log = true, si = true, min = x, max = x}; si counts in thousands or millions.
+-- there, or there is nothing to draw. All of them know title, width and height (pixels) and png (a file to write
+-- too). An axis is a text or {label, unit = "s", log = true, si = true, min = x, max = x}; si counts in thousands or
+-- millions.
 -- Values that are not finite numbers (nil too, in tables that name their length n) are gaps.
 local caller = require "pack.caller"
 local gnuplot = require "pack.gnuplot"
@@ -181,7 +182,7 @@ function plot.lines(options)
   local points = 0
   for i, one in ipairs(options.series) do points = points + add_curve(chart, i, one) end
   if points == 0 then return nil, "there is nothing to draw: no finite values" end
-  local lines = {preamble(options), axis_commands(chart.x), axis_commands(chart.y)}
+  local lines = {preamble(options), "set autoscale xfixmax", axis_commands(chart.x), axis_commands(chart.y)}
   if not has_names(options.series) then lines[#lines + 1] = "set key off" end
   for _, block in ipairs(chart.blocks) do lines[#lines + 1] = block end
   lines[#lines + 1] = "plot " .. table.concat(chart.clauses, ", \\\n  ")

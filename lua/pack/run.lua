@@ -40,6 +40,15 @@ local function lock(folder)
   return ffi.gc(cell, function(held) C.pk_file_unlock(held[0]) end)
 end
 
+--- Whether another process writes to a run's folder.
+function run.is_locked(folder)
+  local path, cell = files.join(folder, LOCK_NAME), ffi.new("int[1]", -1)
+  if not files.exists(path) then return false end
+  local status = C.pk_file_lock(path, cell)
+  if status == C.PK_OK then C.pk_file_unlock(cell[0]) end
+  return status == C.PK_INVALID
+end
+
 local function unlock(cell)
   if not cell then return end
   C.pk_file_unlock(ffi.gc(cell, nil)[0])

@@ -8,16 +8,13 @@ local checkpoint = require "pack.checkpoint"
 local config = require "pack.config"
 local data = require "pack.data"
 local failure = require "pack.failure"
-local ffi = require "ffi"
 local files = require "pack.files"
 local json = require "pack.json"
-local native = require "pack.native"
 local run = require "pack.run"
 local runtime = require "pack.runtime"
 local trainer = require "pack.trainer"
 local training = require "pack.training"
 
-local C = native.C
 local task = {}
 
 local Task = {}
@@ -38,23 +35,14 @@ local function read_json(path)
   return text and json.decode(text, path) or nil
 end
 
--- Whether another process writes to the folder.
-local function is_locked(folder)
-  local path, cell = files.join(folder, "run.lock"), ffi.new("int[1]", -1)
-  if not files.exists(path) then return false end
-  local status = C.pk_file_lock(path, cell)
-  if status == C.PK_OK then C.pk_file_unlock(cell[0]) end
-  return status == C.PK_INVALID
-end
-
 --- How far the run is: "complete", "failed" (then why), "running" (another process has it), "interrupted" (it has
 -- a state to continue from, or only the beginnings of a run) or "new".
 function Task:status()
-  if files.exists(files.join(self.folder, "result.json")) and not is_locked(self.folder) then return "complete" end
+  if files.exists(files.join(self.folder, "result.json")) and not run.is_locked(self.folder) then return "complete" end
   local failed = read_json(self.failed)
   if failed then return "failed", failed.reason end
   if not files.exists(self.folder) then return "new" end
-  if is_locked(self.folder) then return "running" end
+  if run.is_locked(self.folder) then return "running" end
   return "interrupted"
 end
 

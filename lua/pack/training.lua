@@ -1,10 +1,13 @@
 --- The course of a training run that recipes share: steps to the end, and what came of them.
+local failure = require "pack.failure"
 local native = require "pack.native"
 local progress = require "pack.progress"
 local saver = require "pack.saver"
 
 local C = native.C
 local training = {}
+
+local EXIT_FAILED = 1
 
 -- The middle of the numbers of a list, nil of none.
 local function median(list)
@@ -13,12 +16,7 @@ local function median(list)
   return #list > 0 and (list[math.floor(middle)] + list[math.ceil(middle)]) / 2 or nil
 end
 
---- Takes a trainer's remaining steps: records each in the run, evaluates the average on a subset after each
--- epoch but the last, and saves what the configuration says. SIGTERM, SIGINT and SIGUSR1 end the
--- program after the current step, with a state saved and exit code 75.
--- options: data (its identity, see checkpoint.data_identity), on_step(row, trainer) and on_epoch(row, trainer),
--- called before a step's row, or that of an epoch's evaluation, is written: what they add to it is too.
-function training.run(trainer, run, options)
+local function take_steps(trainer, run, options)
   local config = trainer.config
   local every, total = config.training.log_every, trainer.total_steps
   local keeper = saver.create {run = run, trainer = trainer, data = options.data}
@@ -47,6 +45,28 @@ function training.run(trainer, run, options)
   keeper:finish()
   if keeper.weights then run:log("weights: %s", keeper.weights) end
   keeper:close()
+end
+
+-- Notes in run.log why training ends, where that is an error and not what a signal asked for. The error keeps the
+-- traceback of where it was raised.
+local function note_failure(run)
+  return function(problem)
+    if failure.is(problem) and problem.exit ~= EXIT_FAILED then return problem end
+    pcall(run.note, run, "failed: %s", (tostring(problem):gsub("^[^ ]*lua/pack/[^ ]*%.lua:%d+: ", "")))
+    if failure.is(problem) then return problem end
+    return failure.create(EXIT_FAILED, debug.traceback(tostring(problem), 2))
+  end
+end
+
+--- Takes a trainer's remaining steps: records each in the run, evaluates the average on a subset after each
+-- epoch but the last, and saves what the configuration says. SIGTERM, SIGINT and SIGUSR1 end the
+-- program after the current step, with a state saved and exit code 75.
+-- options: data (its identity, see checkpoint.data_identity), on_step(row, trainer) and on_epoch(row, trainer),
+-- called before a step's row, or that of an epoch's evaluation, is written: what they add to it is too.
+-- An error within is noted in run.log.
+function training.run(trainer, run, options)
+  local good, problem = xpcall(take_steps, note_failure(run), trainer, run, options)
+  if not good then error(problem, 0) end
 end
 
 --- Evaluates the average of the workers, and each of them, on all that was held out, and writes result.json, where
