@@ -181,14 +181,17 @@ local function write_json(folder, name, value)
   files.write(files.join(folder, name), json.encode(value, {pretty = true}) .. "\n")
 end
 
--- A run whose folder is claimed: opens its files. lines: how many metrics.jsonl has.
-local function open(folder, held, options, lines)
+-- A run whose folder is claimed: opens its files. lines: how many metrics.jsonl has; step: where it goes on.
+local function open(folder, held, options, lines, step)
   local self = setmetatable({
     folder = folder, recipe = options.recipe, config = options.config, held = held, lines = lines,
     began = C.pk_clock(), print_line = print,
   }, Run)
   self.log_file = open_appending(self:path("run.log"))
   self.metrics_file = open_appending(self:path("metrics.jsonl"))
+  if options.config and options.config.runtime.tensorboard then
+    self.events = require("pack.tensorboard").create(folder, step)
+  end
   if not held then self:log("%s: this file system has no locks; nothing keeps other processes out", folder) end
   return self
 end
@@ -200,7 +203,7 @@ end
 local function start(folder, held, options)
   if options.config then write_config(folder, options.config) end
   write_json(folder, "environment.json", environment(options))
-  return open(folder, held, options, 0)
+  return open(folder, held, options, 0, 0)
 end
 
 --- Starts a run. options: recipe (its name), output (the folder; default runs/RECIPE-UTCTIME), config (a
@@ -291,7 +294,7 @@ function run.resume(options)
   local wanted = state.info.metrics_lines
   local text, found = first_lines(files.join(state.folder, "metrics.jsonl"), wanted)
   files.write(files.join(folder, "metrics.jsonl"), text)
-  local self = open(folder, held, options, found)
+  local self = open(folder, held, options, found, state.info.step)
   set_best(self, state.info.best)
   self:log("resumed: %s, after %d steps", state.path, state.info.step)
   if found < wanted then self:log("metrics.jsonl had only %d of its %d lines", found, wanted) end
@@ -337,6 +340,7 @@ function Run:metrics(row)
   refuse_closed(self)
   append(self.metrics_file, self:path("metrics.jsonl"), (json.encode(row)))
   self.lines = self.lines + 1
+  if self.events then self.events:row(row) end
   note_best(self, row)
   return row
 end
@@ -356,6 +360,7 @@ function Run:close()
   self.closed = true
   self.log_file:close()
   self.metrics_file:close()
+  if self.events then self.events:close() end
   unlock(self.held)
   self.held = nil
 end
