@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "core/context.h"
+#include "core/device_library.h"
 
 pk_context_options pk_context_defaults(void) {
   return (pk_context_options){.device = "cpu", .threads = 0, .memory_limit = 0};
@@ -15,11 +16,12 @@ static pk_status open_device(const pk_context_options *options, pk_device **devi
                    (long long)options->threads);
   }
   if (strcmp(options->device, "cpu") == 0) return pk_cpu_device_create(device, options->threads);
-  if (strncmp(options->device, "cuda", 4) == 0 || strcmp(options->device, "emu") == 0) {
-    return pk_fail(PK_UNSUPPORTED, "device '%s': this build has no CUDA device; use 'cpu'",
-                   options->device);
-  }
-  return pk_fail(PK_INVALID, "device '%s' is not known; known: cpu", options->device);
+  if (strncmp(options->device, "cuda", 4) == 0)
+    return pk_device_library_open("packcuda", options, device);
+  if (strcmp(options->device, "emu") == 0)
+    return pk_device_library_open("packemu", options, device);
+  return pk_fail(PK_INVALID, "device '%s' is not known; known: cpu, cuda, cuda:K, emu",
+                 options->device);
 }
 
 pk_status pk_context_create(pk_context **context, const pk_context_options *options) {
@@ -87,14 +89,18 @@ pk_status pk_context_synchronize(pk_context *context) {
 }
 
 const char *pk_devices(void) {
-  static _Thread_local char text[512];
+  static _Thread_local char text[4096];
   pk_context_options options = pk_context_defaults();
   pk_context *context = NULL;
-  if (pk_context_create(&context, &options) != PK_OK) {
-    snprintf(text, sizeof text, "cpu: not usable: %s\n", pk_error_message());
-    return text;
+  int used;
+  if (pk_context_create(&context, &options) == PK_OK) {
+    used = snprintf(text, sizeof text, "%s\n", pk_context_describe(context));
+    pk_context_free(context);
+  } else {
+    used = snprintf(text, sizeof text, "cpu: not usable: %s\n", pk_error_message());
   }
-  snprintf(text, sizeof text, "%s\n", pk_context_describe(context));
-  pk_context_free(context);
+  pk_device_library_list("packcuda", "cuda", text + used, (int64_t)sizeof text - used);
+  used = (int)strlen(text);
+  pk_device_library_list("packemu", "emu", text + used, (int64_t)sizeof text - used);
   return text;
 }

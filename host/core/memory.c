@@ -116,12 +116,13 @@ pk_status pk_memory_take(pk_context *context, int64_t bytes, int category, void 
     if (context->memory.reserved + rounded > context->memory.limit) {
       return refuse(context, bytes, category);
     }
-    if (context->device->allocate(context->device, rounded, &block) != PK_OK) {
+    pk_status status = context->device->allocate(context->device, rounded, &block);
+    if (status == PK_NO_MEMORY) {
       pk_memory_trim(context);
-      if (context->device->allocate(context->device, rounded, &block) != PK_OK) {
-        return refuse(context, bytes, category);
-      }
+      status = context->device->allocate(context->device, rounded, &block);
     }
+    if (status == PK_NO_MEMORY) return refuse(context, bytes, category);
+    if (status != PK_OK) return status;
     context->memory.reserved += rounded;
   }
   count_taken(context, bytes, category);

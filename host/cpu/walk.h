@@ -1,62 +1,9 @@
-/* Tensors as strided blocks, and walking several of them together, row by row, over the threads. */
+/* Walking several strided blocks together, row by row, over the threads. */
 #ifndef PK_WALK_H
 #define PK_WALK_H
 
+#include "core/block.h"
 #include "cpu/cpu.h"
-
-/* A rectangle of elements somewhere in memory; strides are in elements, 0 where it repeats. */
-typedef struct pk_block {
-  char *data;
-  int64_t size; /* bytes of one element */
-  int rank;
-  int64_t extents[PK_MAX_RANK];
-  int64_t strides[PK_MAX_RANK];
-} pk_block;
-
-static inline pk_block pk_block_of(const pk_tensor *tensor) {
-  pk_block block = {
-      .data = pk_tensor_data(tensor), .size = pk_dtype_size(tensor->dtype), .rank = tensor->rank};
-  int64_t stride = 1;
-  for (int d = tensor->rank - 1; d >= 0; d--) {
-    block.extents[d] = tensor->shape[d];
-    block.strides[d] = d == 0 ? tensor->stride : stride;
-    stride *= tensor->shape[d];
-  }
-  return block;
-}
-
-/* The count entries of axis from start. */
-static inline pk_block pk_block_narrow(pk_block block, int axis, int64_t start, int64_t count) {
-  block.data += start * block.strides[axis] * block.size;
-  block.extents[axis] = count;
-  return block;
-}
-
-/* The block repeated to extents: aligned at the right, extents 1 or missing repeat. */
-static inline pk_block pk_block_spread(pk_block block, int rank, const int64_t *extents) {
-  pk_block wide = {.data = block.data, .size = block.size, .rank = rank};
-  for (int d = 0; d < rank; d++) {
-    int source = d - (rank - block.rank);
-    wide.extents[d] = extents[d];
-    wide.strides[d] = source >= 0 && block.extents[source] != 1 ? block.strides[source] : 0;
-  }
-  return wide;
-}
-
-/* Where the element at index of the first rank dimensions is, in elements from data. */
-static inline int64_t pk_block_offset(const pk_block *block, int rank, int64_t index) {
-  int64_t offset = 0;
-  for (int d = rank - 1; d > 0; d--) {
-    offset += index % block->extents[d] * block->strides[d];
-    index /= block->extents[d];
-  }
-  return rank > 0 ? offset + index * block->strides[0] : 0;
-}
-
-/* Drops extents of 1 from blocks of the same extents and joins each dimension to the one before
- * where all blocks run through. Returns the rank that is left. */
-#define pk_block_join PK_KERNEL(block_join)
-int pk_block_join(int count, pk_block *blocks);
 
 enum { PK_WALK_BLOCKS = 3 };
 

@@ -1,0 +1,32 @@
+/* What a test may ask of the emulated runtime, besides what CUDA has. */
+#ifndef PK_EMU_CONTROL_H
+#define PK_EMU_CONTROL_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Calls of the runtime so far. */
+typedef struct pk_emu_counters {
+  int64_t launches; /* of kernels and library calls, not those inside a replayed graph */
+  int64_t graph_launches;
+  int64_t captures;
+  int64_t allocations, releases;
+  int64_t uploads, downloads, copies, fills; /* host to device, back, on the device, memset */
+  int64_t upload_bytes;
+  int64_t synchronizations; /* waits of the host for a stream, an event or the device */
+} pk_emu_counters;
+
+void pk_emu_read_counters(pk_emu_counters *counters);
+
+/* Lets the calls-th next call of a runtime function, such as "cudaMalloc", return error (a
+ * cudaError_t). One after which a real context is lost, such as cudaErrorIllegalAddress, is
+ * returned by every later call too. NULL forgets all of this. */
+void pk_emu_fail(const char *function, int64_t calls, int error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
