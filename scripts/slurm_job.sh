@@ -32,14 +32,15 @@ if [[ $setup ]]; then
   set -u
 fi
 
-# One build folder per architecture, as login and compute nodes differ; one job at a time makes it.
+# One build folder per architecture, as login and compute nodes differ; one job at a time makes it, or brings it up
+# to date. It is configured each time, as only nodes with a GPU have what the CUDA device needs.
 if [[ ! $program ]]; then
   build=$home/build-$(uname -m)
   program=$build/packlua
   mkdir -p "$build"
   {
     flock 9 || { say "$build cannot be locked; --program names a packlua that is there already" && exit 1; }
-    if [[ ! -e $build/CMakeCache.txt ]]; then cmake -S "$home" -B "$build" -DCMAKE_BUILD_TYPE=Release; fi
+    cmake -S "$home" -B "$build" -DCMAKE_BUILD_TYPE=Release -DPACKLUA_EMU=OFF
     cmake --build "$build" --parallel "$(nproc)"
   } 9> "$build/job.lock"
 fi
