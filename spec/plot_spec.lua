@@ -117,6 +117,23 @@ describe("charts by gnuplot", function()
     assert.near(0.75, (found[1][3] - found[3][3]) / height, 1e-3)
   end)
 
+  case("have the legend below the axis, however many curves there are", function()
+    for _, count in ipairs {1, 3, 14, 40} do
+      local series = {}
+      for i = 1, count do series[i] = {name = ("curve %d of quite a name"):format(i), x = {1, 2}, y = {i, i}} end
+      local svg = assert(plot.lines {x = "tokens", y = "y", series = series})
+      local height, label, highest, lowest, found = tonumber(svg:match('viewBox="0 0 %d+ (%d+)"')), nil, math.huge, 0, 0
+      for y, text in svg:gmatch('<g transform="translate%([%d.]+,([%d.]+)%)[^>]*>%s*<text[^>]*>%s*(.-)</text>') do
+        if text == "tokens" then label = tonumber(y) end
+        if text:find("^curve") then
+          highest, lowest, found = math.min(highest, tonumber(y)), math.max(lowest, tonumber(y)), found + 1
+        end
+      end
+      assert.equal(count, found)
+      assert.truthy(highest > label + 8 and lowest < height, ("%d curves: %g, %g"):format(count, highest, lowest))
+    end
+  end)
+
   case("count in thousands and millions where asked for", function()
     local svg = assert(plot.lines {x = {"tokens", si = true}, y = {"y", unit = "B", si = true},
       series = {{x = {0, 2e6}, y = {0, 5000}}}})

@@ -124,7 +124,7 @@ local function read_value(spec, row, text)
   local number = text:find("^[+-]?[%d.]+[eE]?[+-]?%d*$") and tonumber(text)
   local whole = row.type == "integer"
   if not number or (whole and number ~= math.floor(number)) or math.abs(number) >= 2 ^ 53 then
-    refuse(spec, "--%s %s: expected a %s", row.name, text, whole and "whole number" or "number")
+    refuse(spec, "--%s %s: expected a %s", row.name, text, whole and "whole number below 2^53" or "number")
   end
   if (row.minimum and number < row.minimum) or (row.maximum and number > row.maximum) then
     refuse(spec, "--%s %s: expected a %s", row.name, text, schema.expected(row):gsub("^a ", ""))

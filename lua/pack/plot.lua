@@ -24,6 +24,9 @@ local viridis = {
 local MARKED_POINTS = 24 -- curves of at most so many points show them
 local no_color = "#e4e4e4" -- of a cell without a value
 
+-- Pixels of a legend: what is beside it, an average letter, a sample with the space around it, a line.
+local MARGINS, LETTER, SAMPLE, LINE = 60, 7, 50, 16
+
 local function is_finite(x)
   return type(x) == "number" and x - x == 0
 end
@@ -111,13 +114,12 @@ local function preamble(options)
     "set border 3 lc rgb '#888888'",
     "set tics nomirror out scale 0.6 textcolor rgb '#333333'",
     "set grid y lc rgb '#dddddd' lt 1 lw 0.5",
-    "set key outside bottom center horizontal Left reverse nobox samplen 2 width 1 height 0.8",
   }, "\n")
 end
 
-local function draw(lines, options, height)
-  return gnuplot.draw(table.concat(lines, "\n"), {title = options.title, png = options.png,
-    width = options.width or 720, height = options.height or height or 420})
+local function draw(lines, options, size)
+  return gnuplot.draw(table.concat(lines, "\n"), {title = options.title, png = options.png, width = size.width,
+    height = size.height})
 end
 
 local function style_of(i)
@@ -125,11 +127,20 @@ local function style_of(i)
   return ("lc rgb '%s' dt %d lw 2"):format(palette[(i - 1) % #palette + 1], math.floor((i - 1) / #palette) % 5 + 1)
 end
 
-local function has_names(series)
-  for _, one in ipairs(series) do
-    if one.name then return true end
+-- The command for the legend below the chart, and the size of the chart, which grows by the legend's lines.
+local function legend(options)
+  local longest, count = 0, 0
+  for _, one in ipairs(options.series) do
+    if one.name then longest, count = math.max(longest, #one.name), count + 1 end
   end
-  return false
+  local size = {width = options.width or 720, height = options.height or 420}
+  if count == 0 then return "set key off", size end
+  local columns = math.max(1, math.min(count, math.floor((size.width - MARGINS) / (longest * LETTER + SAMPLE))))
+  local rows = math.ceil(count / columns)
+  size.height = size.height + (rows - 1) * LINE
+  -- gnuplot takes letters for wider than they are, and would make fewer columns; width corrects it.
+  return ("set key outside bottom center horizontal Left reverse nobox samplen 2 width %.1f height 0.8 maxcols %d"
+    .. " font ',12'\nset bmargin %g"):format(1 - 0.3 * longest, columns, 4.4 + 0.82 * rows), size
 end
 
 -- Curves -----------------------------------------------------------------------------------------
@@ -183,10 +194,11 @@ function plot.lines(options)
   for i, one in ipairs(options.series) do points = points + add_curve(chart, i, one) end
   if points == 0 then return nil, "there is nothing to draw: no finite values" end
   local lines = {preamble(options), "set autoscale xfixmax", axis_commands(chart.x), axis_commands(chart.y)}
-  if not has_names(options.series) then lines[#lines + 1] = "set key off" end
+  local size
+  lines[#lines + 1], size = legend(options)
   for _, block in ipairs(chart.blocks) do lines[#lines + 1] = block end
   lines[#lines + 1] = "plot " .. table.concat(chart.clauses, ", \\\n  ")
-  return draw(lines, options)
+  return draw(lines, options, size)
 end
 
 -- Bars -------------------------------------------------------------------------------------------
@@ -253,12 +265,13 @@ function plot.bars(options)
   local x = axis_of("x", options.x, {})
   local lines = {preamble(options), axis_commands(x), axis_commands(chart.y), tics("x", options.groups),
     ("set xrange [0.4:%d.6]"):format(#options.groups), "set offsets 0,0,graph 0.08,0"}
-  if not has_names(options.series) then lines[#lines + 1] = "set key off" end
+  local size
+  lines[#lines + 1], size = legend(options)
   for _, list in ipairs {chart.labels, chart.blocks} do
     for _, entry in ipairs(list) do lines[#lines + 1] = entry end
   end
   lines[#lines + 1] = "plot " .. table.concat(chart.clauses, ", \\\n  ")
-  return draw(lines, options)
+  return draw(lines, options, size)
 end
 
 -- Heat maps --------------------------------------------------------------------------------------
@@ -308,7 +321,7 @@ function plot.heatmap(options)
     for c = 1, #columns do lines[#lines + 1] = cell(options, c, r, low, high) end
   end
   lines[#lines + 1] = gnuplot.block("none", {{0, 0}}) .. "\nplot $none using 1:2 with dots notitle"
-  return draw(lines, options, 130 + 46 * #rows)
+  return draw(lines, options, {width = options.width or 720, height = options.height or 130 + 46 * #rows})
 end
 
 return plot
