@@ -82,6 +82,7 @@ function Case:rows(name, step, first, rows)
   return t
 end
 
+-- The matrix W of a step as rows.
 function Case:mixing(step)
   local n, all = self.settings.num_models, (self.file:read_doubles("W"))
   local matrix = {}
@@ -111,6 +112,7 @@ function Case:compare_row(quantity, name, step, values, count)
   note(self.result, quantity, difference(values, all + step * count, count), "step " .. step)
 end
 
+-- Compares the logits of worker 0 before the first step.
 function Case:compare_logits(model)
   local s = self.settings
   local logits = model:logits(self:rows("tokens", 0, 0, s.batch)):read_numbers()

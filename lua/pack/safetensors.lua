@@ -166,6 +166,7 @@ local function fill_part(part, first, count, file, entry)
   part:write(file:elements(entry, part:dtype_name(), first, count))
 end
 
+-- Fills a tensor with an entry of the header, part by part.
 function File:fill(t, entry)
   each_part(t, fill_part, self, entry)
 end

@@ -176,6 +176,7 @@ local function stop(self)
   for _, item in ipairs(self.running) do item.process:send("USR1") end
 end
 
+-- Starts what is waiting and looks at what runs, until all is done or stopped.
 function Scheduler:run()
   C.pk_signals_hold()
   while #self.running > 0 or (#self.waiting > 0 and not self.stopping) do

@@ -54,6 +54,7 @@ function Tape:note_forward(t, position)
   self.position[place], self.forward[place] = position, t
 end
 
+-- The id of a tensor that is tracked from now on.
 function Tape:track(t)
   local id = self.ids[t]
   if not id then
@@ -196,6 +197,7 @@ end
 local Walk = {gradient_dtype = gradient_dtype}
 Walk.__index = Walk
 
+-- Whether an attribute is set, as the caller or as C writes it.
 function Walk.truth(attribute)
   return attribute == true or attribute == 1
 end
@@ -204,6 +206,7 @@ local function memory_key(t)
   return tonumber(ffi.cast("intptr_t", t.storage))
 end
 
+-- Counts one more use of a cotangent and of its memory.
 function Walk:hold(t)
   local key = memory_key(t)
   self.references[t] = (self.references[t] or 0) + 1
