@@ -5,9 +5,10 @@
  * own. */
 #define WITH_KERNEL(row)                                                                           \
   row(add) row(subtract) row(multiply) row(divide) row(affine) row(negate) row(exp) row(log)       \
-      row(sqrt) row(rsqrt) row(sigmoid) row(silu) row(cast) row(copy)
+      row(sqrt) row(rsqrt) row(sigmoid) row(silu) row(cast) row(copy) row(attention)               \
+          row(attention_grad)
 
-#define WITH_WORKSPACE(row)
+#define WITH_WORKSPACE(row) row(attention_grad)
 
 #define ENTRY(name) [PK_OP_##name] = pk_cuda_##name,
 const pk_kernel pk_cuda_kernels[PK_OP_COUNT] = {WITH_KERNEL(ENTRY)};
