@@ -231,7 +231,8 @@ end
 --- {name, value, help, default, type = "integer" | "number", minimum, maximum, repeated, many}; no value: a
 --- flag; "a|b": one of these; many: several values after one flag), positional ({name, help, min, max}) or nil,
 --- config = false for a recipe without a configuration, default_config.
---- Returns a table: config (resolved), config_file and settings (what it was made of), one field per option (- becomes _) and positional, a list.
+--- Returns a table: config (resolved), config_file and settings (what it was made of), one field per option (- becomes
+--- _) and positional, a list.
 --- --help prints and ends the program before anything is loaded. Errors: usage errors.
 function options.parse(spec)
   local rows = rows_of(spec)
