@@ -251,6 +251,64 @@ void pk_program_read_plan(const pk_program *program, pk_program_plan *plan);
  * "outside") of its inputs and outputs, cut off at size bytes. */
 pk_status pk_program_describe(const pk_program *program, int64_t index, char *text, int64_t size);
 
+/* --- traces -------------------------------------------------------------------------------- */
+
+/* What a context's operations were and when they ran, eager and recorded. Events beyond the
+ * capacity are counted, not kept. In a context that is a forecast, operations are noted too, though
+ * they take no time. */
+typedef struct pk_trace pk_trace;
+
+typedef struct pk_trace_tensor {
+  int32_t dtype; /* -1: absent */
+  int32_t rank;
+  int64_t shape[PK_MAX_RANK];
+} pk_trace_tensor;
+
+/* What calls of one operation with the same shapes, dtypes and attributes have in common. */
+typedef struct pk_trace_form {
+  pk_attributes attributes;
+  pk_trace_tensor inputs[PK_MAX_INPUTS];
+  pk_trace_tensor outputs[PK_MAX_OUTPUTS];
+  int32_t op;
+  int32_t n_inputs;
+  int32_t n_outputs;
+  int32_t reserved;
+} pk_trace_form;
+
+/* An operation (form >= 0), on lane 0, or what one of the device's lanes did for it (form -1; the
+ * CPU's lanes 1 .. threads are its threads). */
+typedef struct pk_trace_event {
+  int64_t start, end; /* nanoseconds since the trace began */
+  int64_t operation;  /* the operation's number in the trace */
+  int64_t form;
+  int64_t memory; /* of an operation: bytes in use as it ended, its workspace included */
+  int64_t busy;   /* of a lane: nanoseconds of these at work */
+  int64_t pieces; /* of a lane: how many pieces of the operation it did */
+  int32_t lane;
+  int32_t phase; /* of an operation: what pk_phase_enter said when it was made or recorded */
+  int32_t step;  /* of an operation: how often pk_trace_step was called before */
+  int32_t reserved;
+} pk_trace_event;
+
+/* Owned. Errors: PK_INVALID if the context is traced already. */
+pk_status pk_trace_begin(pk_context *context, int64_t capacity, pk_trace **trace);
+
+/* Ends the trace; what it holds stays until it is freed. Twice is harmless. */
+void pk_trace_end(pk_trace *trace);
+void pk_trace_free(pk_trace *trace);
+
+/* Operations from here on belong to the next step. */
+void pk_trace_step(pk_trace *trace);
+
+/* Borrowed; events of lanes follow that of their operation. */
+const pk_trace_event *pk_trace_events(const pk_trace *trace, int64_t *count);
+const pk_trace_form *pk_trace_forms(const pk_trace *trace, int64_t *count);
+int64_t pk_trace_dropped(const pk_trace *trace);
+
+/* From now on the context's operations are for this phase, a number of the caller's (0: none),
+ * which traces show; recorded operations keep theirs. Returns the phase before. */
+int pk_phase_enter(pk_context *context, int phase);
+
 /* --- random numbers ------------------------------------------------------------------------ */
 
 /* Philox4x32-10 (Salmon et al. 2011): four 32-bit words from a 128-bit counter and a 64-bit key. */

@@ -21,6 +21,8 @@ struct pk_context {
   pk_free_block *free_blocks[PK_SIZE_CLASSES];
   bool forecast;         /* memory is counted, not taken, and nothing is computed */
   pk_program *recording; /* the program that operations go to, or NULL */
+  pk_trace *trace;       /* what notes the operations that run, or NULL */
+  int phase;             /* what operations are for at present: see pk_phase_enter */
   char description[256];
 };
 

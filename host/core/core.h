@@ -71,12 +71,25 @@ int pk_threads_count(const pk_threads *threads);
  * 0 .. count-1, for scratch memory. Pieces must not call pk_parallel_for. */
 void pk_parallel_for(pk_threads *threads, int64_t pieces, pk_piece piece, void *argument);
 
+/* What a thread did: from its first piece to its last, the time that it was at work, and the number
+ * of pieces. Nanoseconds. */
+typedef struct pk_busy {
+  int64_t start, end, busy, pieces;
+} pk_busy;
+
+/* From now on the pool adds what its threads do to notes [count]; NULL: no longer. */
+void pk_threads_watch(pk_threads *threads, pk_busy *notes);
+
+/* The clock of pk_clock in nanoseconds (core/trace.c). */
+int64_t pk_nanoseconds(void);
+
 /* --- calls and devices --- */
 
 /* One operation about to run: shapes are checked and outputs exist. */
 typedef struct pk_call {
   pk_context *context;
   int op;
+  int phase; /* of the context when the call was made: for traces */
   int n_inputs;
   int n_outputs;
   const pk_tensor *inputs[PK_MAX_INPUTS];
@@ -111,6 +124,13 @@ struct pk_device {
   pk_status (*download)(pk_device *device, const void *memory, void *data, int64_t bytes);
   pk_status (*synchronize)(pk_device *device);
   void (*destroy)(pk_device *device);
+  /* For traces, all NULL where the device has no lanes of its own (threads, streams). After begin it
+   * notes what they do; trace_after is called when an operation, which has that number, was launched;
+   * what the lanes did is added with pk_trace_add_lane then or, by a device that learns of it later,
+   * at the end. */
+  pk_status (*trace_begin)(pk_device *device);
+  void (*trace_after)(pk_device *device, pk_trace *trace, int64_t operation);
+  void (*trace_end)(pk_device *device, pk_trace *trace);
 };
 
 pk_device *pk_context_get_device(const pk_context *context);

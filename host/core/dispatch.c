@@ -4,6 +4,7 @@
 
 #include "core/context.h"
 #include "core/program.h"
+#include "core/trace.h"
 
 enum {
   D = PK_OP_DIFFERENTIABLE,
@@ -218,14 +219,13 @@ static pk_status record(const pk_call *call, const pk_op_info *info) {
 static pk_status run_kernel(pk_call *call, const pk_op_info *info) {
   const pk_device *device = call->context->device;
   pk_status status = check_available(call, info);
-  if (status != PK_OK || call->context->forecast) return status;
-  pk_kernel kernel = device->kernels[call->op];
+  if (status != PK_OK) return status;
   pk_workspace_rule rule = device->workspaces[call->op];
-  int64_t bytes = rule ? rule(call) : 0;
-  if (bytes == 0) return kernel(call);
+  int64_t bytes = rule && !call->context->forecast ? rule(call) : 0;
+  if (bytes == 0) return pk_call_run(call);
   status = pk_memory_take(call->context, bytes, PK_WORKSPACE, &call->workspace);
   if (status != PK_OK) return pk_fail_within(status, "%s", info->name);
-  status = kernel(call);
+  status = pk_call_run(call);
   pk_memory_give(call->context, call->workspace, bytes, PK_WORKSPACE);
   return status;
 }
@@ -254,7 +254,11 @@ pk_status pk_op_run(pk_context *context, int op, const pk_tensor *const *inputs,
     return pk_fail(PK_INVALID, "%s: %d inputs and %d outputs, not %d and %d", info->name, n_inputs,
                    n_outputs, info->n_inputs, info->n_outputs);
   }
-  pk_call call = {.context = context, .op = op, .n_inputs = n_inputs, .n_outputs = n_outputs};
+  pk_call call = {.context = context,
+                  .op = op,
+                  .phase = context->phase,
+                  .n_inputs = n_inputs,
+                  .n_outputs = n_outputs};
   for (int i = 0; i < n_inputs; i++) call.inputs[i] = inputs[i];
   for (int o = 0; o < n_outputs; o++) call.outputs[o] = outputs[o];
   if (attributes) call.attributes = *attributes;

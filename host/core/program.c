@@ -12,6 +12,7 @@
 #include "core/plan.h"
 #include "core/program.h"
 #include "core/recompute.h"
+#include "core/trace.h"
 
 struct pk_program {
   pk_context *context;
@@ -266,11 +267,10 @@ pk_status pk_program_run(pk_program *program) {
     return pk_fail(PK_INVALID, "a program cannot be run while another is recorded");
   }
   pk_status status = take_slab(program);
-  if (program->context->forecast) return status;
-  const pk_kernel *kernels = program->context->device->kernels;
+  if (program->context->forecast && !program->context->trace) return status;
   for (int64_t i = 0; i < program->count && status == PK_OK; i++) {
     const pk_call *call = &program->list[i]->call;
-    status = kernels[call->op](call);
+    status = pk_call_run(call);
     if (status != PK_OK)
       pk_fail_within(status, "operation %lld of a recorded program", (long long)i + 1);
   }

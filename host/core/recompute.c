@@ -186,6 +186,7 @@ static pk_status repeat_before(pass *self, int64_t writer, int64_t before) {
   pk_status status = pk_recorded_create(&self->list[writer]->call, &copy);
   if (status != PK_OK) return status;
   copy->live = true;
+  copy->call.phase = self->list[before]->call.phase;
   status = provide_inputs(self, copy, before);
   if (status == PK_OK) status = renew_outputs(self, copy, before);
   if (status == PK_OK) status = add_repeat(self, copy, before);

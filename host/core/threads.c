@@ -33,6 +33,7 @@ struct pk_threads {
   int64_t pieces;
   pk_piece piece;
   void *argument;
+  pk_busy *notes; /* [count] what each thread did, or NULL */
 };
 
 static inline void pause_briefly(void) {
@@ -43,12 +44,23 @@ static inline void pause_briefly(void) {
 #endif
 }
 
+/* Adds pieces that a thread did from start until now. */
+static void note_pieces(pk_busy *note, int64_t start, int64_t pieces) {
+  note->end = pk_nanoseconds();
+  if (note->pieces == 0) note->start = start;
+  note->busy += note->end - start;
+  note->pieces += pieces;
+}
+
 static void run_pieces(pk_threads *pool, int thread) {
-  for (;;) {
+  pk_busy *note = pool->notes ? &pool->notes[thread] : NULL;
+  int64_t start = note ? pk_nanoseconds() : 0, done = 0;
+  for (;; done++) {
     int64_t piece = atomic_fetch_add_explicit(&pool->next, 1, memory_order_relaxed);
-    if (piece >= pool->pieces) return;
+    if (piece >= pool->pieces) break;
     pool->piece(pool->argument, piece, thread);
   }
+  if (note && done > 0) note_pieces(note, start, done);
 }
 
 /* Returns when the generation differs from seen. */
@@ -104,7 +116,9 @@ static void wait_for_workers(pk_threads *pool) {
 
 void pk_parallel_for(pk_threads *pool, int64_t pieces, pk_piece piece, void *argument) {
   if (pool->count == 1 || pieces <= 1) {
+    int64_t start = pool->notes ? pk_nanoseconds() : 0;
     for (int64_t p = 0; p < pieces; p++) piece(argument, p, 0);
+    if (pool->notes && pieces > 0) note_pieces(&pool->notes[0], start, pieces);
     return;
   }
   pool->pieces = pieces;
@@ -115,6 +129,10 @@ void pk_parallel_for(pk_threads *pool, int64_t pieces, pk_piece piece, void *arg
   announce(pool);
   run_pieces(pool, 0);
   wait_for_workers(pool);
+}
+
+void pk_threads_watch(pk_threads *pool, pk_busy *notes) {
+  pool->notes = notes;
 }
 
 int pk_threads_count(const pk_threads *pool) {

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "core/trace.h"
 #include "cpu/cpu.h"
 
 /* From here on, blocks are mapped on their own, on 2 MiB pages where the kernel has them. */
@@ -14,6 +15,7 @@ enum { LARGE_BYTES = 4 << 20 };
 typedef struct cpu_device {
   pk_device base; /* first, so that a pk_device of the CPU is a cpu_device */
   pk_threads *threads;
+  pk_busy *notes; /* [threads] while the context is traced */
   char description[192];
 } cpu_device;
 
@@ -132,6 +134,31 @@ static pk_status synchronize(pk_device *device) {
   return PK_OK;
 }
 
+static pk_status trace_begin(pk_device *device) {
+  cpu_device *cpu = (cpu_device *)device;
+  cpu->notes = calloc((size_t)pk_threads_count(cpu->threads), sizeof *cpu->notes);
+  if (!cpu->notes) return pk_fail(PK_NO_MEMORY, "no host memory to trace threads");
+  pk_threads_watch(cpu->threads, cpu->notes);
+  return PK_OK;
+}
+
+/* Lane 0 is the trace's own, so that a thread's is one more than its number. */
+static void trace_after(pk_device *device, pk_trace *trace, int64_t operation) {
+  cpu_device *cpu = (cpu_device *)device;
+  for (int t = 0; t < pk_threads_count(cpu->threads); t++) {
+    if (cpu->notes[t].pieces > 0) pk_trace_add_lane(trace, t + 1, operation, &cpu->notes[t]);
+    cpu->notes[t] = (pk_busy){.pieces = 0};
+  }
+}
+
+static void trace_end(pk_device *device, pk_trace *trace) {
+  (void)trace;
+  cpu_device *cpu = (cpu_device *)device;
+  pk_threads_watch(cpu->threads, NULL);
+  free(cpu->notes);
+  cpu->notes = NULL;
+}
+
 static void destroy(pk_device *device) {
   cpu_device *cpu = (cpu_device *)device;
   pk_threads_free(cpu->threads);
@@ -193,6 +220,9 @@ pk_status pk_cpu_device_create(pk_device **device, int64_t threads) {
       .download = download,
       .synchronize = synchronize,
       .destroy = destroy,
+      .trace_begin = trace_begin,
+      .trace_after = trace_after,
+      .trace_end = trace_end,
   };
   *device = &cpu->base;
   return PK_OK;

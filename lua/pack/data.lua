@@ -1,6 +1,8 @@
 --- What a run trains on: a token cache, or text files that are read into memory.
 local cache = require "pack.cache"
 local failure = require "pack.failure"
+local ffi = require "ffi"
+local native = require "pack.native"
 local text = require "pack.text"
 local tokenizers = require "pack.tokenizer"
 
@@ -64,6 +66,20 @@ function data.open(config)
   local opened = config.data.cache_dir and from_cache(config) or from_text(config)
   data.check_size(config, opened)
   return opened
+end
+
+--- Made-up data for a configuration, as data.open returns it, without anything held out: seeded random ids of its
+-- vocabulary, all equally likely, enough for one batch, over which the loader then goes again and again.
+function data.synthetic(config)
+  local count, vocabulary = config.training.batch_tokens + 1, config.model.vocab_size
+  local numbers, ids = ffi.new("double[?]", count), ffi.new("uint32_t[?]", count)
+  native.C.pk_random_uniform(config.data.shuffle_seed, "synthetic tokens", 0, count, numbers)
+  for i = 0, count - 1 do ids[i] = math.floor(numbers[i] * vocabulary) end
+  return {
+    name = "made-up tokens", description = ("made-up tokens: %d, seed %d"):format(count, config.data.shuffle_seed),
+    train = {tokens = ids, count = count, vocab_size = vocabulary}, validation = nothing, validation_complete = false,
+    no_tokenizer = "the tokens are made up",
+  }
 end
 
 return data

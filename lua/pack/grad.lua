@@ -4,6 +4,7 @@
 local caller = require "pack.caller"
 local dispatch = require "pack.dispatch"
 local ops = require "pack.ops"
+local phase = require "pack.phase"
 local tape = require "pack.tape"
 require "pack.tensor"
 
@@ -111,7 +112,7 @@ end
 --- Differentiates the sum of the first result of fn(leaves...).
 -- leaves is a list of float tensors. Returns what fn returned, then the list of gradients in the order
 -- of leaves (zeros for a leaf that does not matter; f32 for bf16 leaves). Gradients may be differentiated
--- again by a pack.grad around this one. options:
+-- again by a pack.grad around this one. In traces the phases are "forward" and "backward". options:
 --   into        list of tensors, such as views of a gradient arena, that the gradients are written to:
 --               the first contribution overwrites, later ones add, in the order of the walk back
 --   accumulate  with into: all contributions add to what is there
@@ -123,17 +124,20 @@ function grad.grad(fn, leaves, options)
   return guarded(function()
     local recording = tape.create(leaves)
     check_options(leaves, options)
-    local results = run(fn, leaves, recording)
+    local device = leaves[1] and {handle = leaves[1].context}
+    local results = phase("forward", function() return run(fn, leaves, recording) end, device)
     local kept = {}
     for _, t in ipairs(leaves) do kept[t] = true end
     for i = 1, table.maxn(results) do
       if results[i] ~= nil then kept[results[i]] = true end
     end
     local nested = #tapes > 0
-    results[table.maxn(results) + 1] = recording:backward(results[1], nil, leaves, {
-      into = options.into, accumulate = options.accumulate, kept = kept, nested = nested,
-      release = options.release and not nested, vjp = grad.vjp,
-    })
+    results[table.maxn(results) + 1] = phase("backward", function()
+      return recording:backward(results[1], nil, leaves, {
+        into = options.into, accumulate = options.accumulate, kept = kept, nested = nested,
+        release = options.release and not nested, vjp = grad.vjp,
+      })
+    end, device)
     return unpack(results, 1, table.maxn(results))
   end)
 end

@@ -7,6 +7,7 @@
 local failure = require "pack.failure"
 local ffi = require "ffi"
 local ops = require "pack.ops"
+local phase = require "pack.phase"
 local tensor = require "pack.tensor"
 
 local optim = {}
@@ -67,13 +68,32 @@ local function write_scalars(self, step)
   self.scalars:write(flat)
 end
 
+-- Runs fn, whose operations traces show as a phase.
+local function during(self, name, fn)
+  return phase(name, fn, self.model.context)
+end
+
 local function apply_separately(self, scale, norm)
   local x, g = self.model.arena.tensor, self.gradients.tensor
   local m, v = self.exp_avg.tensor, self.exp_avg_sq.tensor
-  ops.clip(g, scale, norm, self.scalars, self.guard)
-  if self.scheme == "awc" then ops.mix(x, self.mixing, self.scalars, self.guard) end
-  ops.adamw(x, g, m, v, self.blocks, self.scalars, self.guard)
-  if self.scheme == "atc" then ops.mix(x, self.mixing, self.scalars, self.guard) end
+  local function mix()
+    ops.mix(x, self.mixing, self.scalars, self.guard)
+  end
+  during(self, "clip", function() ops.clip(g, scale, norm, self.scalars, self.guard) end)
+  if self.scheme == "awc" then during(self, "mix", mix) end
+  during(self, "optimizer", function() ops.adamw(x, g, m, v, self.blocks, self.scalars, self.guard) end)
+  if self.scheme == "atc" then during(self, "mix", mix) end
+end
+
+local function apply_fused(self, scale, norm)
+  ops.update(self.model.arena.tensor, self.gradients.tensor, self.exp_avg.tensor, self.exp_avg_sq.tensor, scale, norm,
+    self.mixing, self.blocks, self.scalars, self.guard, nil, {combine_last = self.scheme == "atc"})
+end
+
+-- The factor and the norm [N] f64 of each worker's gradient.
+local function measure(self, counts)
+  local scale = ops.inverse_count(counts)
+  return scale, ops.gradient_norm(self.gradients.tensor, scale)
 end
 
 --- Writes what the coming update takes from the host into device memory: t (from 1), lr, mixing (rows of the
@@ -85,15 +105,13 @@ end
 
 --- The update's operations: from the gradients of the loss sums in self.gradients, of losses and counts (loss sums
 -- and valid targets per worker, tensors [N]), under what prepare wrote. Returns the gradient norms [N] f64 before
--- clipping. Nothing here looks at values, so that a program can record it.
+-- clipping. Nothing here looks at values, so that a program can record it. In traces the phases are "clip", which
+-- takes the norms too, "mix" and "optimizer"; fused, clipping and mixing are part of the last.
 function Optimizer:update(losses, counts)
-  local scale = ops.inverse_count(counts)
-  local norm = ops.gradient_norm(self.gradients.tensor, scale)
-  ops.check_finite(losses, norm, self.scalars, self.guard)
+  local scale, norm = during(self, "clip", function() return measure(self, counts) end)
+  during(self, "clip", function() ops.check_finite(losses, norm, self.scalars, self.guard) end)
   if self.fused then
-    ops.update(self.model.arena.tensor, self.gradients.tensor, self.exp_avg.tensor,
-      self.exp_avg_sq.tensor, scale, norm, self.mixing, self.blocks, self.scalars, self.guard,
-      nil, {combine_last = self.scheme == "atc"})
+    during(self, "optimizer", function() apply_fused(self, scale, norm) end)
   else
     apply_separately(self, scale, norm)
   end
