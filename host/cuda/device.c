@@ -102,7 +102,7 @@ static pk_status parse_ordinal(const char *name, int *ordinal) {
   char *end;
   long number = strtol(colon + 1, &end, 10);
   if (colon[1] < '0' || colon[1] > '9' || *end || number > 1023) {
-    return pk_fail(PK_INVALID, "device '%s' is not cuda or cuda:K with a number K", name);
+    return pk_fail(PK_INVALID, "after cuda: comes a number, counted from 0, not '%s'", colon + 1);
   }
   *ordinal = (int)number;
   return PK_OK;

@@ -97,10 +97,11 @@ if(build_cuda)
   list(APPEND codes "SHELL:-gencode arch=compute_${newest},code=compute_${newest}")
   add_library(packcuda MODULE ${cuda_kernels} ${cuda_real})
   # No contraction: a fused operation is a stated sequence of roundings (docs/cuda.md).
-  target_compile_options(packcuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:${codes} -std=c++17
+  target_compile_options(packcuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:${codes}
     --fmad=false -lineinfo --threads=2 "SHELL:-Xcompiler -Wall,-Wextra,-Wno-unused-parameter"
     $<$<BOOL:${PACKLUA_WERROR}>:-Werror=all-warnings>>)
-  set_target_properties(packcuda PROPERTIES CUDA_RUNTIME_LIBRARY Static CUDA_ARCHITECTURES OFF)
+  set_target_properties(packcuda PROPERTIES CUDA_RUNTIME_LIBRARY Static CUDA_ARCHITECTURES OFF
+    CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON)
   packlua_device_library(packcuda)
 endif()
 
