@@ -83,8 +83,10 @@ if [[ ! $warned && ! $ended ]]; then
   wait "$child" || code=$?
 fi
 
-# 138: the warning came before packlua could heed it.
-if [[ $warned && $code == 138 ]]; then code=75; fi
+# 138: the warning came while packlua did not heed it, before or after training. A recipe that never does would
+# only begin again.
+has_runs() { [[ $output ]] && { [[ -e $output/run.lock ]] || compgen -G "$output/*/run.lock" > /dev/null; }; }
+if [[ $warned && $code == 138 ]] && has_runs; then code=75; fi
 say "exit code $code"
 if [[ $code == 75 && ! ($ended && ! $warned) ]]; then
   # Slurm ends this script when it has the job back in the queue.

@@ -156,6 +156,13 @@ describe("scripts/slurm_job.sh", function()
     assert.equal("requeue 9\n", requeued())
   end)
 
+  it("does not requeue a recipe that cannot save, which would never end", function()
+    support.write(folder .. "/endless.lua", "local ffi = require 'ffi' ffi.cdef 'int kill(int, int); int getppid(void);' "
+      .. "ffi.C.kill(ffi.C.getppid(), 10) while true do end")
+    assert.equal(138, (job(13, 0, support.program, "endless.lua --output nothing")))
+    assert.equal("", requeued())
+  end)
+
   it("begins again where nothing was saved, and keeps what was left", function()
     local killed = job(10, 0, program_at(3, "ffi.C.kill(ffi.C.getpid(), 9)"), train("early"))
     assert.equal(137, killed)
