@@ -42,12 +42,16 @@ end
 local Writer = {}
 Writer.__index = Writer
 
+-- Adds a block: a table with what its kind needs.
 function Writer:add(kind, block)
   block.kind = kind
   table.insert(self.blocks, block)
 end
 
+-- Adds a heading.
 function Writer:heading(text) self:add("heading", {text = text}) end
+
+-- Adds a remark about what is above it.
 function Writer:note(text) self:add("note", {text = text}) end
 
 -- Draws charts; without gnuplot the report says so once, and has its tables.
