@@ -139,7 +139,9 @@ local function command_line(arguments)
   return words
 end
 
-local function environment(options)
+--- What a process runs on: versions, device, host, cluster job, command. options: context, arguments (default the
+-- global arg).
+function run.environment(options)
   local libraries = versions()
   local context = options.context
   local revision = libraries.revision
@@ -202,7 +204,7 @@ end
 
 local function start(folder, held, options)
   if options.config then write_config(folder, options.config) end
-  write_json(folder, "environment.json", environment(options))
+  write_json(folder, "environment.json", run.environment(options))
   return open(folder, held, options, 0, 0)
 end
 
@@ -258,9 +260,9 @@ end
 
 -- Adds where and how the run goes on to environment.json.
 local function note_environment(folder, options)
-  local first = json.decode(files.read(files.join(folder, "environment.json")) or "") or environment(options)
+  local first = json.decode(files.read(files.join(folder, "environment.json")) or "") or run.environment(options)
   first.resumed = first.resumed or json.array()
-  table.insert(first.resumed, environment(options))
+  table.insert(first.resumed, run.environment(options))
   write_json(folder, "environment.json", first)
 end
 
@@ -284,7 +286,7 @@ function run.resume(options)
   local held
   if branch then
     held = claim_given(folder)[1]
-    write_json(folder, "environment.json", environment(options))
+    write_json(folder, "environment.json", run.environment(options))
   else
     held = claim_again(folder)
     refuse_past(state, options.skipped)

@@ -18,7 +18,7 @@ Trainer.__index = Trainer
 
 --- A trainer for a resolved configuration.
 -- options: context, train and validation (token streams, see pack.data; without train it can be planned, not
--- run), validation_complete (true), fused (see optim.adamw).
+-- run), validation_complete (true), fused (see optim.adamw), dtype of parameters and arithmetic (f32; f64 to check).
 function trainer.create(config, options)
   local self = setmetatable({}, Trainer)
   local decentralized = config.decentralized
@@ -32,7 +32,7 @@ function trainer.create(config, options)
     {seed = config.runtime.seed, group = decentralized.group or nil,
       period = decentralized.period or nil})
   self.model = llama.create(config.model, {num_models = self.num_models, context = options.context,
-    amp = config.runtime.amp == true, attention = config.runtime.attention})
+    dtype = options.dtype, amp = config.runtime.amp == true, attention = config.runtime.attention})
   self.model:initialize(config.runtime.seed)
   self.optimizer = optim.adamw(self.model, config.optimizer,
     {scheme = decentralized.scheme, fused = options.fused})
@@ -94,9 +94,9 @@ function Trainer:write_batch()
   end
 end
 
--- The operations of a step: forward and backward of the batch in micro-steps, then the update. Returns
--- loss sums, counts of valid targets and gradient norms per worker, tensors [N].
-function Trainer:launch()
+--- The operations before a step's update: forward and backward of the batch in micro-steps, into the gradient
+-- arena. Returns loss sums and counts of valid targets per worker, tensors [N].
+function Trainer:compute()
   local losses, counts
   for micro = 1, self.accumulation do
     local loss, count = self.model:backward(self.tokens[micro], self.targets[micro],
@@ -104,6 +104,12 @@ function Trainer:launch()
     losses = losses and ops.add(losses, loss) or loss
     counts = counts and ops.add(counts, count) or count
   end
+  return losses, counts
+end
+
+-- The operations of a step. Returns loss sums, counts of valid targets and gradient norms per worker, tensors [N].
+function Trainer:launch()
+  local losses, counts = self:compute()
   return losses, counts, self.optimizer:update(losses, counts)
 end
 

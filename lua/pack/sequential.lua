@@ -1,0 +1,63 @@
+--- The step of a trainer done the ordinary way: the N models one after the other, each by itself.
+--
+-- What packed training is compared with. Weights, gradients and moments are the same arenas, seen one worker at a time,
+-- and the update is the same; only forward and backward run N times with one model instead of once with N.
+local ops = require "pack.ops"
+local tensor = require "pack.tensor"
+
+local sequential = {}
+
+-- Worker `index` (from 0) of a tensor [N, ...], as a tensor [1, ...].
+local function entry(whole, index)
+  local shape, stride = whole:sizes(), tonumber(whole.stride)
+  shape[1] = 1
+  return whole:view {shape = shape, stride = stride, offset = index * stride}
+end
+
+-- The gradient arena of one worker, as far as Model:backward asks it.
+local function gradients_of(model, gradients, index)
+  local views = {}
+  for _, name in ipairs(model.names) do views[name] = entry(gradients:view(name), index) end
+  return {view = function(_, name) return views[name] end}
+end
+
+-- One worker with its part of the batch, its gradients, and where its loss and count go.
+local function ordinary(trainer, index, losses, counts)
+  local model = trainer.model:worker(index)
+  local one = {model = model, gradients = gradients_of(model, trainer.optimizer.gradients, index),
+    loss = entry(losses, index), count = entry(counts, index), tokens = {}, targets = {}}
+  for micro = 1, trainer.accumulation do
+    one.tokens[micro] = entry(trainer.tokens[micro], index)
+    one.targets[micro] = entry(trainer.targets[micro], index)
+  end
+  return one
+end
+
+-- Forward and backward of one worker.
+local function compute(one)
+  local losses, counts
+  for micro, tokens in ipairs(one.tokens) do
+    local loss, count = one.model:backward(tokens, one.targets[micro], one.gradients, micro > 1)
+    losses = losses and ops.add(losses, loss) or loss
+    counts = counts and ops.add(counts, count) or count
+  end
+  ops.copy(losses, {out = one.loss})
+  ops.copy(counts, {out = one.count})
+end
+
+--- Makes a trainer that has not taken a step compute its workers one after the other.
+function sequential.apply(trainer)
+  local function per_worker(dtype)
+    return tensor.zeros({trainer.num_models}, dtype, {category = "workspace", context = trainer.context})
+  end
+  local losses, counts, workers = per_worker(trainer.model.dtype), per_worker("f64"), {}
+  for index = 0, trainer.num_models - 1 do
+    workers[index + 1] = ordinary(trainer, index, losses, counts)
+  end
+  function trainer.compute()
+    for _, one in ipairs(workers) do compute(one) end
+    return losses, counts
+  end
+end
+
+return sequential
