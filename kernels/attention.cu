@@ -1,9 +1,9 @@
-// Causal attention for any operands and any width up to 256, in tiles of 16 rows by plain arithmetic, and
-// the choice between these kernels and those of attention_mma.cu.
+// Causal attention for any operands and any width up to 256, in tiles of 16 rows by plain
+// arithmetic, and the choice between these kernels and those of attention_mma.cu.
 //
-// The softmax of a row is built up tile by tile (Dao et al. 2022, arXiv:2205.14135); masked tiles are not
-// visited. Gradients of q, and of k and v, are two kernels, so that no sum depends on the order in which
-// blocks run.
+// The softmax of a row is built up tile by tile (Dao et al. 2022, arXiv:2205.14135); masked tiles
+// are not visited. Gradients of q, and of k and v, are two kernels, so that no sum depends on the
+// order in which blocks run.
 #include <math.h>
 
 #include "attention_heads.h"
@@ -13,7 +13,9 @@
 enum { ROWS = 16, THREADS = 128, LANES = THREADS / ROWS }; // LANES threads work on one row
 
 // Elements from one row of a tile to the next: odd, so that columns of rows lie in different banks.
-static __host__ __device__ int64_t row_step(int64_t width) { return width + 1 - width % 2; }
+static __host__ __device__ int64_t row_step(int64_t width) {
+  return width + 1 - width % 2;
+}
 
 // Rows first .. first + ROWS - 1 of a head into a tile, zeros past its end.
 template <class From, class To>
@@ -27,14 +29,14 @@ static __device__ void load_tile(const pk_attention_shape &shape, const From *he
   }
 }
 
-template <class T>
-static __device__ T dot(const T *a, const T *b, int64_t width) {
+template <class T> static __device__ T dot(const T *a, const T *b, int64_t width) {
   T sum = 0;
   for (int64_t c = 0; c < width; c++) sum += a[c] * b[c];
   return sum;
 }
 
-// The largest, and the sum, of a value over the LANES threads of a row, which are neighbours in a warp.
+// The largest, and the sum, of a value over the LANES threads of a row, which are neighbours in a
+// warp.
 template <class T> static __device__ T row_max(T x) {
 #pragma unroll
   for (int lane = LANES / 2; lane > 0; lane /= 2) {
@@ -54,7 +56,8 @@ template <class From, class T> static __device__ T as_operand(T x) {
   return sizeof(From) == 2 ? T(__bfloat162float(__float2bfloat16_rn(float(x)))) : x;
 }
 
-// A row of results, in shared memory: each thread has columns lane, lane + LANES, ... of its own row.
+// A row of results, in shared memory: each thread has columns lane, lane + LANES, ... of its own
+// row.
 template <class T> static __device__ void clear(T *row, int lane, int64_t width) {
   for (int64_t c = lane; c < width; c += LANES) row[c] = 0;
 }
@@ -153,7 +156,8 @@ static __device__ void load_gradient(const pk_attention_shape &shape,
   if (lane == 0) deltas[row] = sum;
 }
 
-// p = e^(s - lse) and dS = p (dP - delta) of one query and one key row, both 0 where the key is not seen.
+// p = e^(s - lse) and dS = p (dP - delta) of one query and one key row, both 0 where the key is not
+// seen.
 template <class From, class T>
 static __device__ void score_gradient(const T *q, const T *k, const T *v, const T *g, int64_t width,
                                       T scale, T lse, T delta, bool seen, T *p, T *ds) {
@@ -262,12 +266,12 @@ template <class From, class T>
 static cudaError_t launch_forward(const pk_attention_job *job, cudaStream_t stream) {
   pk_attention_shape shape = shape_of(job);
   size_t shared = (4 * ROWS * row_step(job->width) + ROWS * (ROWS + 1)) * sizeof(T);
-  return pk_launch(forward<From, T>, dim3(grid_of(job, shape)), dim3(THREADS), shared,
-                   stream, shape, static_cast<const From *>(job->q.at), job->q.stride,
+  return pk_launch(forward<From, T>, dim3(grid_of(job, shape)), dim3(THREADS), shared, stream,
+                   shape, static_cast<const From *>(job->q.at), job->q.stride,
                    static_cast<const From *>(job->k.at), job->k.stride,
-                   static_cast<const From *>(job->v.at), job->v.stride,
-                   static_cast<T *>(job->o.at), job->o.stride, static_cast<T *>(job->lse),
-                   job->lse_stride, static_cast<T>(job->scale));
+                   static_cast<const From *>(job->v.at), job->v.stride, static_cast<T *>(job->o.at),
+                   job->o.stride, static_cast<T *>(job->lse), job->lse_stride,
+                   static_cast<T>(job->scale));
 }
 
 template <class From, class T>
@@ -288,8 +292,8 @@ static cudaError_t launch_backward(const pk_attention_job *job, cudaStream_t str
   in.lse_stride = job->lse_stride;
   in.scale = static_cast<T>(job->scale);
   size_t tile = ROWS * row_step(job->width), panel = ROWS * (ROWS + 1);
-  cudaError_t error = pk_launch(backward_q<From, T>, dim3(grid_of(job, shape)),
-                                dim3(THREADS), (5 * tile + panel + ROWS) * sizeof(T), stream, shape, in,
+  cudaError_t error = pk_launch(backward_q<From, T>, dim3(grid_of(job, shape)), dim3(THREADS),
+                                (5 * tile + panel + ROWS) * sizeof(T), stream, shape, in,
                                 static_cast<T *>(job->q_grad.at), job->q_grad.stride);
   if (error != cudaSuccess) return error;
   return pk_launch(backward_kv<From, T>, dim3(grid_of(job, shape)), dim3(THREADS),

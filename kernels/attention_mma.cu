@@ -1,11 +1,11 @@
 // Causal attention on tensor cores, for bf16 operands and head widths of 64 and 128.
 //
-// A block of four warps has 64 rows of a head, each warp 16 of them, and goes through tiles of the other
-// side: scores by mma, the softmax in registers, and what was just a result's fragment as the next
-// product's operand (Dao 2023, arXiv:2307.08691). Tiles come by asynchronous copies, the next one while
-// this one is used. Gradients are two kernels, one with query rows and one with key rows in registers, so
-// that no sum depends on the order in which blocks run; both make the scores again from the saved
-// log-sum-exp.
+// A block of four warps has 64 rows of a head, each warp 16 of them, and goes through tiles of the
+// other side: scores by mma, the softmax in registers, and what was just a result's fragment as the
+// next product's operand (Dao 2023, arXiv:2307.08691). Tiles come by asynchronous copies, the next
+// one while this one is used. Gradients are two kernels, one with query rows and one with key rows
+// in registers, so that no sum depends on the order in which blocks run; both make the scores again
+// from the saved log-sum-exp.
 #include "attention_mma.h"
 
 #include <math.h>
@@ -15,8 +15,8 @@
 
 enum { WARPS = 4, THREADS = 32 * WARPS, ROWS = 16 * WARPS };
 
-// Elements from one row of a tile in shared memory to the next: 16 bytes more than the row, so that the
-// eight rows of a fragment lie in different banks.
+// Elements from one row of a tile in shared memory to the next: 16 bytes more than the row, so that
+// the eight rows of a fragment lie in different banks.
 template <int K> static constexpr int STEP = K + 8;
 
 // --- tiles and fragments ---
@@ -43,8 +43,8 @@ static __device__ __forceinline__ void left(unsigned (&a)[4], const pk_bf16 *til
   pk_ldmatrix(a, tile + (row + lane / 8 % 2 * 8 + lane % 8) * STEP<K> + column + lane / 16 * 8);
 }
 
-// Fragments of two right operands that are a tile transposed: b of columns row .. row + 7 and row + 8 ..
-// row + 15 of the result, for inner elements column .. column + 15.
+// Fragments of two right operands that are a tile transposed: b of columns row .. row + 7 and row +
+// 8 .. row + 15 of the result, for inner elements column .. column + 15.
 template <int K>
 static __device__ __forceinline__ void right_turned(unsigned (&b)[4], const pk_bf16 *tile, int row,
                                                     int column) {
@@ -52,8 +52,8 @@ static __device__ __forceinline__ void right_turned(unsigned (&b)[4], const pk_b
   pk_ldmatrix(b, tile + (row + lane / 16 * 8 + lane % 8) * STEP<K> + column + lane / 8 % 2 * 8);
 }
 
-// The same of a tile as it is: inner elements are rows row .. row + 15, the result's columns column ..
-// column + 15.
+// The same of a tile as it is: inner elements are rows row .. row + 15, the result's columns column
+// .. column + 15.
 template <int K>
 static __device__ __forceinline__ void right(unsigned (&b)[4], const pk_bf16 *tile, int row,
                                              int column) {
@@ -63,9 +63,8 @@ static __device__ __forceinline__ void right(unsigned (&b)[4], const pk_bf16 *ti
 }
 
 // d[j] and d[j + 1] += a * the two operands of b.
-static __device__ __forceinline__ void multiply_pair(float (&low)[4], float (&high)[4],
-                                                     const unsigned (&a)[4],
-                                                     const unsigned (&b)[4]) {
+static __device__ __forceinline__ void
+multiply_pair(float (&low)[4], float (&high)[4], const unsigned (&a)[4], const unsigned (&b)[4]) {
   unsigned first[2] = {b[0], b[1]}, second[2] = {b[2], b[3]};
   pk_mma_bf16(low, a, first);
   pk_mma_bf16(high, a, second);
@@ -125,9 +124,11 @@ static __device__ __forceinline__ void product(float (&d)[K / 8][4], const float
   }
 }
 
-// Rows of a result in a warp: this lane has elements 0 and 1 of row lane / 4 and 2 and 3 of row lane / 4 +
-// 8, in columns 8 j + lane % 4 * 2 and the next.
-static __device__ __forceinline__ int row_of(int e) { return threadIdx.x % 32 / 4 + e / 2 * 8; }
+// Rows of a result in a warp: this lane has elements 0 and 1 of row lane / 4 and 2 and 3 of row
+// lane / 4 + 8, in columns 8 j + lane % 4 * 2 and the next.
+static __device__ __forceinline__ int row_of(int e) {
+  return threadIdx.x % 32 / 4 + e / 2 * 8;
+}
 static __device__ __forceinline__ int column_of(int j, int e) {
   return 8 * j + threadIdx.x % 4 * 2 + e % 2;
 }
@@ -144,8 +145,9 @@ static __device__ __forceinline__ float quad_sum(float x) {
 
 // Writes a warp's 16 rows of K columns, times a factor for each of the two halves.
 template <int K>
-static __device__ __forceinline__ void store(const float (&d)[K / 8][4], float *head, int64_t spread,
-                                             int64_t first, int64_t length, float upper, float lower) {
+static __device__ __forceinline__ void store(const float (&d)[K / 8][4], float *head,
+                                             int64_t spread, int64_t first, int64_t length,
+                                             float upper, float lower) {
 #pragma unroll
   for (int side = 0; side < 2; side++) {
     int64_t row = first + row_of(2 * side);
@@ -170,7 +172,8 @@ struct result {
   int64_t stride;
 };
 
-// Scores of a tile become weights e^(s - m) of the row's largest so far; sums and o are brought to it.
+// Scores of a tile become weights e^(s - m) of the row's largest so far; sums and o are brought to
+// it.
 template <int K, int N>
 static __device__ __forceinline__ void soften(float (&s)[N][4], float (&o)[K / 8][4],
                                               float (&largest)[2], float (&total)[2]) {
@@ -237,8 +240,8 @@ static __global__ void __launch_bounds__(THREADS)
     product<K>(sums, s, v_tiles + now);
     __syncthreads();
   }
-  store<K>(sums, o.at + pk_head_start(shape, head, o.stride), spread, first + warp_row, shape.length,
-           1 / total[0], 1 / total[1]);
+  store<K>(sums, o.at + pk_head_start(shape, head, o.stride), spread, first + warp_row,
+           shape.length, 1 / total[0], 1 / total[1]);
   if (threadIdx.x % 4 != 0) return;
   float *lse_head = lse.at + pk_lse_start(shape, head, lse.stride);
   for (int side = 0; side < 2; side++) {
@@ -249,11 +252,12 @@ static __global__ void __launch_bounds__(THREADS)
 
 // --- gradients ---
 
-// dO rounded to bf16 as [heads of all workers, T, K], and delta = dO . O of every row; a warp per row.
+// dO rounded to bf16 as [heads of all workers, T, K], and delta = dO . O of every row; a warp per
+// row.
 template <int K>
 static __global__ void __launch_bounds__(THREADS)
-    prepare(pk_attention_shape shape, int64_t rows, const float *g, int64_t g_stride, const float *o,
-            int64_t o_stride, pk_bf16 *rounded, float *deltas) {
+    prepare(pk_attention_shape shape, int64_t rows, const float *g, int64_t g_stride,
+            const float *o, int64_t o_stride, pk_bf16 *rounded, float *deltas) {
   int64_t row = static_cast<int64_t>(blockIdx.x) * WARPS + threadIdx.x / 32;
   if (row >= rows) return;
   int lane = threadIdx.x % 32;
@@ -274,8 +278,8 @@ static __global__ void __launch_bounds__(THREADS)
   if (lane == 0) deltas[row] = sum;
 }
 
-// Scores become dS = p (dP - delta), and p is kept where asked for; both 0 where the key is not seen.
-// by_query: whether rows of the fragments are queries (else columns are).
+// Scores become dS = p (dP - delta), and p is kept where asked for; both 0 where the key is not
+// seen. by_query: whether rows of the fragments are queries (else columns are).
 static __device__ __forceinline__ float weight_of(float score, float scale, float lse, bool seen) {
   return seen ? __expf(score * scale - lse) : 0.0f;
 }
@@ -329,8 +333,8 @@ static __global__ void __launch_bounds__(THREADS)
            shape.length, shape.scale, shape.scale);
 }
 
-// Queries in a tile of backward_kv: fewer where their fragments and the sums of wide heads would not fit
-// in the registers.
+// Queries in a tile of backward_kv: fewer where their fragments and the sums of wide heads would
+// not fit in the registers.
 template <int K> static constexpr int QUERIES = K == 64 ? 64 : 32;
 
 template <int K>
@@ -374,8 +378,8 @@ static __global__ void __launch_bounds__(THREADS)
       for (int e = 0; e < 4; e++) {
         int column = column_of(j, e);
         int64_t query = from + column, key = first + warp_row + row_of(e);
-        p[j][e] = weight_of(p[j][e], shape.scale, tile_lse[column],
-                            key <= query && query < shape.length);
+        p[j][e] =
+            weight_of(p[j][e], shape.scale, tile_lse[column], key <= query && query < shape.length);
         ds[j][e] = p[j][e] * (ds[j][e] - tile_delta[column]);
       }
     product<K>(v_sums, p, g_tile);
@@ -391,8 +395,8 @@ static __global__ void __launch_bounds__(THREADS)
 // --- launching ---
 
 static bool aligned(const pk_heads &tensor, int64_t element) {
-  return !tensor.at || (reinterpret_cast<uintptr_t>(tensor.at) % 16 == 0 &&
-                        tensor.stride * element % 16 == 0);
+  return !tensor.at ||
+         (reinterpret_cast<uintptr_t>(tensor.at) % 16 == 0 && tensor.stride * element % 16 == 0);
 }
 
 bool pk_attention_mma_fits(const pk_attention_job *job) {
@@ -450,21 +454,21 @@ static cudaError_t launch_backward(const pk_attention_job *job, cudaStream_t str
   pk_bf16 *rounded = static_cast<pk_bf16 *>(job->workspace);
   float *deltas = reinterpret_cast<float *>(rounded + rows * K);
   const float *lse = static_cast<const float *>(job->lse);
-  cudaError_t error = pk_launch(prepare<K>, dim3(static_cast<unsigned>((rows + WARPS - 1) / WARPS)), dim3(THREADS), 0, stream,
-                                shape, rows, static_cast<const float *>(job->g.at), job->g.stride,
-                                static_cast<const float *>(job->o.at), job->o.stride, rounded,
-                                deltas);
+  cudaError_t error =
+      pk_launch(prepare<K>, dim3(static_cast<unsigned>((rows + WARPS - 1) / WARPS)), dim3(THREADS),
+                0, stream, shape, rows, static_cast<const float *>(job->g.at), job->g.stride,
+                static_cast<const float *>(job->o.at), job->o.stride, rounded, deltas);
   if (error != cudaSuccess) return error;
   const pk_bf16 *g = rounded;
-  error = pk_launch(backward_q<K>, grid_of(job, shape), dim3(THREADS), 4 * ROWS * STEP<K> * 2,
-                    stream, shape, operand_of(job->q), operand_of(job->k), operand_of(job->v), g,
-                    static_cast<const float *>(deltas), lse, job->lse_stride,
-                    result_of(job->q_grad));
+  error =
+      pk_launch(backward_q<K>, grid_of(job, shape), dim3(THREADS), 4 * ROWS * STEP<K> * 2, stream,
+                shape, operand_of(job->q), operand_of(job->k), operand_of(job->v), g,
+                static_cast<const float *>(deltas), lse, job->lse_stride, result_of(job->q_grad));
   if (error != cudaSuccess) return error;
   return pk_launch(backward_kv<K>, grid_of(job, shape), dim3(THREADS),
-                   2 * (ROWS + QUERIES<K>) * STEP<K> * 2, stream, shape, operand_of(job->q),
-                   operand_of(job->k), operand_of(job->v), g, static_cast<const float *>(deltas), lse,
-                   job->lse_stride, result_of(job->k_grad), result_of(job->v_grad));
+                   2 * (ROWS + QUERIES<K>)*STEP<K> * 2, stream, shape, operand_of(job->q),
+                   operand_of(job->k), operand_of(job->v), g, static_cast<const float *>(deltas),
+                   lse, job->lse_stride, result_of(job->k_grad), result_of(job->v_grad));
 }
 
 cudaError_t pk_launch_attention_mma(const pk_attention_job *job, cudaStream_t stream) {

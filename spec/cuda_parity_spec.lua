@@ -32,7 +32,8 @@ local attention = {f64 = 1e-13, f32 = 4e-6, bf16 = 1e-2}
 local tolerances = {attention = attention, attention_grad = attention}
 for _, name in ipairs {"add", "subtract", "multiply", "divide", "affine", "negate", "sqrt", "rsqrt", "cast", "copy",
   "maximum", "reshape", "transpose", "slice", "pad", "concat", "expand", "causal_mask", "fill", "random_uniform",
-  "embedding", "pick", "unpick", "inverse_count", "check_finite"} do
+  "embedding", "pick", "unpick", "inverse_count", "check_finite", "clip", "mix", "adamw",
+  "update"} do
   tolerances[name] = exact
 end
 
@@ -40,9 +41,8 @@ end
 local missing = {}
 for name in ([[
   sum mean maximum sum_to reshape transpose slice pad concat expand causal_mask fill random_normal
-  random_uniform matmul embedding embedding_grad pick unpick rmsnorm rmsnorm_grad rope swiglu swiglu_grad attention
-  attention_grad cross_entropy cross_entropy_grad linear_cross_entropy linear_cross_entropy_grad inverse_count
-  gradient_norm check_finite clip mix adamw update average consensus_distance
+  random_uniform matmul embedding embedding_grad pick unpick rmsnorm rmsnorm_grad rope swiglu swiglu_grad
+  cross_entropy cross_entropy_grad linear_cross_entropy linear_cross_entropy_grad
 ]]):gmatch("%S+") do missing[name] = true end
 
 local opened, other = pcall(context, {device = device})
@@ -120,10 +120,13 @@ local function complete(sample)
   end
 end
 
-local function compare(expected, got, dtype, tolerance, what)
+-- Results that may be nothing but rounding, such as gradients through a softmax of one score, are of this size.
+local sizes = {attention_grad = 1}
+
+local function compare(expected, got, dtype, tolerance, least, what)
   local list, other_list = numbers.flat(expected), numbers.flat(got)
   assert.equal(#list, #other_list)
-  local largest = 0
+  local largest = least
   for i = 1, #list do
     local size = math.abs(list[i])
     if size > largest and size < math.huge then largest = size end
@@ -178,11 +181,11 @@ local function check(name, dtype, sample, layout, accumulate)
     got = outputs_on(other, shapes, layout)
     run(name, on_other, with(attributes, {out = got, accumulate = accumulate or nil}))
   end
-  local tolerance = (tolerances[name] or default_tolerance)[dtype]
-  for o = 1, #expected do compare(expected[o], got[o], dtype, tolerance, "output " .. o) end
+  local tolerance, least = (tolerances[name] or default_tolerance)[dtype], sizes[name] or 0
+  for o = 1, #expected do compare(expected[o], got[o], dtype, tolerance, least, "output " .. o) end
   for i, input in ipairs(operation.inputs) do
     if input.written and on_cpu[i] then
-      compare(on_cpu[i], on_other[i], dtype, tolerance, "input " .. i)
+      compare(on_cpu[i], on_other[i], dtype, tolerance, least, "input " .. i)
     end
   end
 end

@@ -3,12 +3,15 @@
 
 /* The operations that the device has, by family; then those whose kernels work in memory of their
  * own. */
+/* clang-format off: a family a line */
 #define WITH_KERNEL(row)                                                                           \
   row(add) row(subtract) row(multiply) row(divide) row(affine) row(negate) row(exp) row(log)       \
       row(sqrt) row(rsqrt) row(sigmoid) row(silu) row(cast) row(copy) row(attention)               \
-          row(attention_grad)
+          row(attention_grad) row(inverse_count) row(gradient_norm) row(check_finite) row(clip)    \
+              row(mix) row(adamw) row(update) row(average) row(consensus_distance)
 
-#define WITH_WORKSPACE(row) row(attention_grad)
+#define WITH_WORKSPACE(row) row(attention_grad) row(gradient_norm) row(consensus_distance)
+/* clang-format on */
 
 #define ENTRY(name) [PK_OP_##name] = pk_cuda_##name,
 const pk_kernel pk_cuda_kernels[PK_OP_COUNT] = {WITH_KERNEL(ENTRY)};

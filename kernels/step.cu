@@ -1,0 +1,181 @@
+// Clip, mixing, AdamW and the bf16 copy in one pass over the arenas, to the same bits as the CPU:
+// each thread has some columns of all workers, in shared memory from the first step to the last.
+#include "device.h"
+#include "pack.h"
+#include "step_numbers.h"
+#include "train.h"
+
+enum { MOST_BLOCKS = 132 * 16, MOST_SHARED = 64 << 10 };
+
+// Hyperparameters as host/cpu/adamw.h has them: combined in f64, rounded to T once.
+template <class T> struct Adamw {
+  T lr, eps, decay, beta1, rest1, beta2, rest2, inverse1, inverse2;
+};
+
+template <class T> static __device__ Adamw<T> adamw_of(const pk_vector &scalars) {
+  const double *at = scalars.at;
+  int64_t s = scalars.stride;
+  double lr = at[SCALAR_LR * s], beta1 = at[SCALAR_BETA1 * s], beta2 = at[SCALAR_BETA2 * s];
+  Adamw<T> a;
+  a.lr = pk_to<T>(lr);
+  a.eps = pk_to<T>(at[SCALAR_EPS * s]);
+  a.decay = pk_to<T>(1 - lr * at[SCALAR_DECAY * s]);
+  a.beta1 = pk_to<T>(beta1);
+  a.rest1 = pk_to<T>(1 - beta1);
+  a.beta2 = pk_to<T>(beta2);
+  a.rest2 = pk_to<T>(1 - beta2);
+  a.inverse1 = pk_to<T>(1 / at[SCALAR_CORRECTION1 * s]);
+  a.inverse2 = pk_to<T>(1 / at[SCALAR_CORRECTION2 * s]);
+  return a;
+}
+
+static __device__ __forceinline__ float root(float x) {
+  return sqrtf(x);
+}
+static __device__ __forceinline__ double root(double x) {
+  return sqrt(x);
+}
+
+// As many columns as a thread takes at once: 16 bytes where rows are aligned, else one.
+template <class T, int width>
+static __device__ pk_pack<T, width> *place(const pk_rows &rows, int64_t worker, int64_t column) {
+  return reinterpret_cast<pk_pack<T, width> *>(static_cast<T *>(rows.at) + worker * rows.stride +
+                                               column);
+}
+
+// Row i of the mixing matrix times the columns of all workers, in f64 in order of j, without zeros;
+// the sum starts from its first term. x: [workers][threads].
+template <class T, int width>
+static __device__ __forceinline__ pk_pack<T, width>
+mixed(const double *row, const pk_pack<T, width> *x, int64_t workers) {
+  double sums[width] = {};
+  bool first = true;
+  for (int64_t j = 0; j < workers; j++) {
+    double weight = row[j];
+    if (weight == 0) continue;
+    pk_pack<T, width> peer = x[j * blockDim.x];
+#pragma unroll
+    for (int c = 0; c < width; c++) {
+      double term = weight * static_cast<double>(peer.at[c]);
+      sums[c] = first ? term : sums[c] + term;
+    }
+    first = false;
+  }
+  pk_pack<T, width> y;
+#pragma unroll
+  for (int c = 0; c < width; c++) y.at[c] = pk_to<T>(sums[c]);
+  return y;
+}
+
+// AdamW of one worker's columns from the weights x.
+template <class T, int width>
+static __device__ __forceinline__ pk_pack<T, width>
+adapted(const pk_step_job &job, const Adamw<T> &a, bool decays, T factor, int64_t worker,
+        int64_t column, pk_pack<T, width> x) {
+  pk_pack<T, width> g = *place<T, width>(job.g, worker, column);
+  pk_pack<T, width> *m_at = place<T, width>(job.m, worker, column),
+                    *v_at = place<T, width>(job.v, worker, column);
+  pk_pack<T, width> m = *m_at, v = *v_at;
+  T decay = decays ? a.decay : T(1);
+#pragma unroll
+  for (int c = 0; c < width; c++) {
+    T gradient = factor * g.at[c];
+    m.at[c] = a.beta1 * m.at[c] + a.rest1 * gradient;
+    v.at[c] = a.beta2 * v.at[c] + a.rest2 * gradient * gradient;
+    x.at[c] =
+        decay * x.at[c] - a.lr * (m.at[c] * a.inverse1 / (root(v.at[c] * a.inverse2) + a.eps));
+  }
+  *m_at = m;
+  *v_at = v;
+  return x;
+}
+
+template <class T, int width>
+static __device__ void write_half(const pk_rows &copy, int64_t worker, int64_t column,
+                                  pk_pack<T, width> x) {
+  pk_pack<pk_bf16, width> rounded;
+#pragma unroll
+  for (int c = 0; c < width; c++) rounded.at[c] = pk_to<pk_bf16>(x.at[c]);
+  *reinterpret_cast<pk_pack<pk_bf16, width> *>(static_cast<pk_bf16 *>(copy.at) +
+                                               worker * copy.stride + column) = rounded;
+}
+
+// Numbers in front of the columns in shared memory, so many that those start at 16 bytes.
+static __host__ __device__ int64_t head_numbers(int64_t workers) {
+  return (workers * workers + workers + 1) / 2 * 2;
+}
+
+// Dynamic shared memory: the mixing matrix, the factor of each worker's gradient, hyperparameters,
+// then the columns [workers][threads].
+template <class T, int width> static __global__ void step(pk_step_job job) {
+  PK_DYNAMIC_SHARED(double, shared);
+  if (job.guard.at[GUARD_STOPPED * job.guard.stride] != 0) return;
+  int64_t n = job.workers;
+  double *matrix = shared, *factors = matrix + n * n;
+  pk_pack<T, width> *x =
+      reinterpret_cast<pk_pack<T, width> *>(shared + head_numbers(n)) + threadIdx.x;
+  PK_SHARED(Adamw<T>, hyper, [1]);
+  if (job.mixes_first || job.mixes_last)
+    for (int64_t i = threadIdx.x; i < n * n; i += blockDim.x)
+      matrix[i] = job.mixing.at[i / n * job.mixing.stride + i % n];
+  for (int64_t i = threadIdx.x; i < n; i += blockDim.x)
+    factors[i] = job.clips ? gradient_factor(job.scale, job.norm, job.scalars, i) : 1.0;
+  if (job.adapts && threadIdx.x == 0) hyper[0] = adamw_of<T>(job.scalars);
+  __syncthreads();
+  int64_t packs = job.columns / width;
+  int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t p = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; p < packs;
+       p += stride) {
+    int64_t column = p * width;
+    bool decays = job.adapts && job.blocks[column / 64 * job.blocks_stride] != 0;
+    for (int64_t i = 0; i < n; i++) x[i * blockDim.x] = *place<T, width>(job.x, i, column);
+    if (job.mixes_last)
+      for (int64_t i = 0; i < n && job.adapts; i++)
+        x[i * blockDim.x] =
+            adapted(job, hyper[0], decays, pk_to<T>(factors[i]), i, column, x[i * blockDim.x]);
+    for (int64_t i = 0; i < n; i++) {
+      bool mixes = job.mixes_first || job.mixes_last;
+      pk_pack<T, width> y = mixes ? mixed<T, width>(matrix + i * n, x, n) : x[i * blockDim.x];
+      if (job.adapts && !job.mixes_last)
+        y = adapted(job, hyper[0], decays, pk_to<T>(factors[i]), i, column, y);
+      *place<T, width>(job.x, i, column) = y;
+      if (job.half.at) write_half<T, width>(job.half, i, column, y);
+    }
+  }
+  if (blockIdx.x != 0 || threadIdx.x != 0) return;
+  bool mixes = job.mixes_first || job.mixes_last;
+  if (mixes && job.scalars.at[SCALAR_MIXES * job.scalars.stride] != 0)
+    job.guard.at[GUARD_MIXINGS * job.guard.stride]++;
+  if (job.adapts) job.guard.at[GUARD_UPDATES * job.guard.stride]++;
+}
+
+template <class T, int width>
+static cudaError_t launch(const pk_step_job *job, cudaStream_t stream) {
+  constexpr int64_t each = width * static_cast<int64_t>(sizeof(T));
+  int64_t threads = 128;
+  while (threads > 32 && job->workers * threads * each > MOST_SHARED) threads /= 2;
+  int64_t blocks = (job->columns / width + threads - 1) / threads;
+  if (blocks > MOST_BLOCKS) blocks = MOST_BLOCKS;
+  if (blocks < 1) blocks = 1; // what is counted is counted, also of nothing
+  size_t shared =
+      static_cast<size_t>(head_numbers(job->workers) * 8 + job->workers * threads * each);
+  return pk_launch(step<T, width>, dim3(static_cast<unsigned>(blocks)),
+                   dim3(static_cast<unsigned>(threads)), shared, stream, *job);
+}
+
+static bool is_aligned(const pk_rows &rows, int64_t element) {
+  return reinterpret_cast<uintptr_t>(rows.at) % 16 == 0 && rows.stride * element % 16 == 0;
+}
+
+template <class T> static cudaError_t launch(const pk_step_job *job, cudaStream_t stream) {
+  constexpr int width = 16 / sizeof(T);
+  constexpr int64_t size = sizeof(T);
+  bool aligned = job->columns % width == 0 && is_aligned(job->x, size) &&
+                 is_aligned(job->g, size) && is_aligned(job->m, size) && is_aligned(job->v, size) &&
+                 is_aligned(job->half, 2);
+  return aligned ? launch<T, width>(job, stream) : launch<T, 1>(job, stream);
+}
+
+extern "C" cudaError_t pk_launch_step(const pk_step_job *job, cudaStream_t stream) {
+  return job->dtype == PK_F64 ? launch<double>(job, stream) : launch<float>(job, stream);
+}

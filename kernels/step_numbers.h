@@ -1,0 +1,29 @@
+// Places in the guard and the scalars (host/core/core.h has the same), and the factor of a
+// gradient.
+#pragma once
+
+#include "device.h"
+#include "train.h"
+
+enum { GUARD_STOPPED, GUARD_WORKER, GUARD_STEP, GUARD_REASON, GUARD_UPDATES, GUARD_MIXINGS };
+enum {
+  SCALAR_LR,
+  SCALAR_BETA1,
+  SCALAR_BETA2,
+  SCALAR_EPS,
+  SCALAR_DECAY,
+  SCALAR_CORRECTION1,
+  SCALAR_CORRECTION2,
+  SCALAR_CLIP,
+  SCALAR_STEP,
+  SCALAR_MIXES
+};
+
+// What worker i's gradient is multiplied by: its scale, and the clip where it is on.
+static __device__ __forceinline__ double gradient_factor(const pk_vector &scale,
+                                                         const pk_vector &norm,
+                                                         const pk_vector &scalars, int64_t i) {
+  double own = scale.at[i * scale.stride], clip = scalars.at[SCALAR_CLIP * scalars.stride];
+  double ratio = clip / (norm.at[i * norm.stride] + 1e-6);
+  return clip > 0 && ratio < 1 ? own * ratio : own;
+}
