@@ -5,45 +5,24 @@
 -- N workers (default 4) share 32,768 targets of the 20m preset; PATTERN selects operations by name.
 io.stdout:setvbuf "line"
 
-local native = require "pack.native"
+local ceiling = require "pack.ceiling"
 local ops = require "pack.ops"
 local tensor = require "pack.tensor"
 
-local C = native.C
 local n, pattern = tonumber(arg[1]) or 4, arg[2] or ""
 local d, ffn, heads, vocabulary, positions = 320, 896, 5, 32000, 1024
 local rows = 32768 / n
 local sequences, width = rows / positions, d / heads
 
--- Best seconds of f() over about a second of runs.
-local function best_of(f)
-  f()
-  local best, runs, start = math.huge, 0, C.pk_clock()
-  repeat
-    local before = C.pk_clock()
-    f()
-    best, runs = math.min(best, C.pk_clock() - before), runs + 1
-  until runs >= 2 and C.pk_clock() - start > 1
-  return best
-end
+local device = require("pack.context").default()
 
 local function random(shape, dtype)
   local made = ops.random_normal {shape = shape, dtype = "f32", seed = 1, deviation = 0.5}
   return dtype == "bf16" and ops.cast(made, {dtype = dtype}) or made
 end
 
-local function ceiling()
-  local best = 0
-  for _, size in ipairs {1024, 2048} do
-    local a, b, out = random {size, size}, random {size, size}, tensor.zeros {size, size}
-    best = math.max(best, 2 * size ^ 3 / best_of(function() ops.matmul(a, b, {out = out}) end))
-  end
-  return best
-end
-
-local top = ceiling()
-print(("%s, N = %d\nlarge square product: %.1f GFLOP/s"):format(
-  require("pack.context").default():describe(), n, top / 1e9))
+local top = ceiling.product(device, "f32")
+print(("%s, N = %d\nlarge square product: %.1f GFLOP/s"):format(device:describe(), n, top / 1e9))
 
 local function line(name, shape, seconds, flops, bytes)
   local rate = flops and ("%7.1f GFLOP/s %4.0f %%"):format(flops / seconds / 1e9, 100 * flops / seconds / top)
@@ -54,7 +33,7 @@ end
 
 -- Times f, if it is selected. work: flops or bytes.
 local function time(name, shape, work, f)
-  if name:find(pattern) then line(name, shape, best_of(f), work.flops, work.bytes) end
+  if name:find(pattern) then line(name, shape, ceiling.best_of(device, f), work.flops, work.bytes) end
 end
 
 local function products(dtype)

@@ -73,13 +73,15 @@ function Trace:step()
   C.pk_trace_step(self.handle)
 end
 
-local function finish(self, good, ...)
+local function finish(self, handle, good, ...)
+  local status = C.pk_context_synchronize(handle)
   self.seconds = C.pk_clock() - self.began
   C.pk_trace_end(self.handle)
   if not good then
     self:free()
     error((...), 0)
   end
+  if status ~= 0 then caller.raise("trace: %s", native.message()) end
   read(self)
   return self
 end
@@ -98,7 +100,7 @@ function trace.capture(device, fn, options)
   self.threads = tonumber(C.pk_context_threads(handle))
   self.device = ffi.string(C.pk_context_describe(handle))
   self.began = C.pk_clock()
-  return finish(self, pcall(fn, self))
+  return finish(self, handle, pcall(fn, self))
 end
 
 local function refuse_freed(self)
@@ -175,10 +177,12 @@ local function finish_row(row, total, ceilings)
 end
 
 local function new_row(form)
-  -- A product's dtype is that of what it multiplies, which is never the loss's gradient.
-  local first = form.inputs[form.name:find "_grad$" and 2 or 1] or form.outputs[1]
-  return {name = form.name, shape = shape_text(form), dtype = first and first.dtype or "i32",
-    product = work.is_product(form.name), count = 0, seconds = 0, flops = 0, bytes = 0, model_flops = 0}
+  local dtype = (form.inputs[1] or form.outputs[1]).dtype
+  for i = 1, form.n_inputs do -- products of bf16 take other things in f32
+    if form.inputs[i] and form.inputs[i].dtype == "bf16" then dtype = "bf16" end
+  end
+  return {name = form.name, shape = shape_text(form), dtype = dtype, product = work.is_product(form.name),
+    count = 0, seconds = 0, flops = 0, bytes = 0, model_flops = 0}
 end
 
 --- The operations by name and shapes, those that took the most time first: a list of {name, shape (text), dtype,
@@ -233,6 +237,24 @@ function Trace:phases()
     end
   end
   return seconds
+end
+
+local function rate_text(row)
+  local rate = row.product and row.flops_per_second or row.bytes_per_second
+  local text = rate and ("%7.1f %s"):format(rate / 1e9, row.product and "GFLOP/s" or "GB/s") or ""
+  return ("%-15s %6s"):format(text, row.of_ceiling and ("%.0f%%"):format(100 * row.of_ceiling) or "")
+end
+
+--- The rows of capture:table as lines of text under a heading; most: only so many of them.
+function trace.lines(rows, most)
+  local lines = {("%-26s %6s %10s %6s %-15s %7s  %s"):format("operation", "count", "ms", "time", "rate", "ceiling",
+    "works on")}
+  for i = 1, math.min(most or #rows, #rows) do
+    local row = rows[i]
+    lines[#lines + 1] = ("%-26s %6d %10.2f %5.1f%% %s  %s"):format(row.name, row.count, row.seconds * 1e3,
+      100 * row.share, rate_text(row), row.shape)
+  end
+  return lines
 end
 
 --- Writes the trace as a file of Chrome's trace format, which ui.perfetto.dev opens; it is there whole or not at all.
