@@ -27,9 +27,8 @@
 
 #include "cpu/plain_gemm_real.h"
 
-#if defined(PK_HAVE_DNNL) || defined(PK_HAVE_CBLAS)
 /* OpenMP is looked up, not linked: it is there if a library brought it. */
-static void limit_library_threads(void) {
+void pk_cpu_limit_library_threads(void) {
   static _Thread_local bool done;
   if (done) return;
   done = true;
@@ -38,7 +37,6 @@ static void limit_library_threads(void) {
   memcpy(&set_threads, &found, sizeof found);
   if (found) set_threads(1);
 }
-#endif
 
 #ifdef PK_HAVE_CBLAS
 static void start_cblas(void) {
@@ -52,7 +50,7 @@ static void start_cblas(void) {
 
 static void prepare_cblas(void) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
-  limit_library_threads();
+  pk_cpu_limit_library_threads();
   pthread_once(&once, start_cblas);
 }
 
@@ -72,7 +70,7 @@ static bool library_f32(bool transpose_a, bool transpose_b, int64_t m, int64_t p
                         float alpha, const float *a, int64_t lda, const float *b, int64_t ldb,
                         float beta, float *c, int64_t ldc) {
 #if defined(PK_HAVE_DNNL)
-  limit_library_threads();
+  pk_cpu_limit_library_threads();
   return dnnl_sgemm(transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', m, p, k, alpha, a, lda, b,
                     ldb, beta, c, ldc) == dnnl_success;
 #elif defined(PK_HAVE_CBLAS)

@@ -43,4 +43,26 @@ void pk_cpu_gemm_f64(bool transpose_a, bool transpose_b, int64_t m, int64_t p, i
                      double alpha, const double *a, int64_t lda, const double *b, int64_t ldb,
                      double beta, double *c, int64_t ldc);
 
+/* A row-major product C [m, p] f32 = op(A) op(B), or C + op(A) op(B), of bf16 or f32 operands. */
+typedef struct pk_product {
+  int64_t m, p, k, lda, ldb, ldc;
+  int dtype; /* of A and B */
+  bool transpose_a, transpose_b, adds;
+} pk_product;
+
+/* From cpu/onednn.c. Computes it on the calling thread by a primitive of oneDNN, which is made at
+ * the thread's first call with these sizes; or returns false and leaves C as it is, where there is
+ * none. */
+bool pk_cpu_primitive_gemm(const pk_product *product, const void *a, const void *b, float *c);
+
+/* Whether products of this dtype should be tried that way: of bf16 where has_bf16, and of both
+ * dtypes under PACKLUA_PRODUCTS=primitives, which is how specs reach that code on any machine. */
+bool pk_cpu_uses_primitives(int dtype);
+
+/* Whether processor and library multiply bf16 in hardware. */
+bool pk_cpu_has_bf16(void);
+
+/* Once in each thread before it calls a library that could start a team of its own (cpu/blas.c). */
+void pk_cpu_limit_library_threads(void);
+
 #endif

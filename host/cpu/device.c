@@ -98,9 +98,9 @@ static void release(pk_device *device, void *memory, int64_t bytes) {
   }
 }
 
-/* Whole pages of a mapped block are given back instead of written: the kernel gives zeroed ones when
- * they are touched, which for a block that nobody has touched yet costs nothing now and is not done
- * twice. */
+/* Whole pages of a mapped block are given back instead of written: the kernel gives zeroed ones
+ * when they are touched, which for a block that nobody has touched yet costs nothing now and is not
+ * done twice. */
 static pk_status zero(pk_device *device, void *memory, int64_t bytes) {
   (void)device;
   char *start = memory, *end = start + bytes;
@@ -208,7 +208,7 @@ pk_status pk_cpu_device_create(pk_device **device, int64_t threads) {
       .name = "cpu",
       .description = cpu->description,
       .isa = set->title,
-      .has_bf16 = false, /* bf16 products are computed in f32 (matmul.c) */
+      .has_bf16 = pk_cpu_has_bf16(),
       .threads = count,
       .memory_available = pk_cpu_memory_left(),
       .kernels = set->kernels,

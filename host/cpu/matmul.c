@@ -1,7 +1,7 @@
 /* Batched matrix products, cut into tiles of the output. Tiles depend on one matrix's shape alone
  * and never split a sum, so that neither the number of threads nor that of workers changes a bit.
- * bf16 operands are widened to f32 piece by piece, in the scratch memory of the thread that
- * multiplies. */
+ * bf16 operands go to oneDNN where the processor multiplies them; elsewhere they are widened to f32
+ * piece by piece, in the scratch memory of the thread that multiplies. */
 #include "cpu/widen.h"
 
 enum {
@@ -21,6 +21,7 @@ typedef struct matmul_job {
   char *scratch; /* [threads, scratch_bytes] for widened operands */
   int64_t scratch_bytes;
   bool transpose_a, transpose_b, accumulate;
+  bool by_primitives; /* where oneDNN has them */
 } matmul_job;
 
 static int64_t at_most(int64_t a, int64_t b) {
@@ -82,6 +83,25 @@ static void add_products(const matmul_job *job, int64_t a, int64_t b, float *c, 
                   adds, c, job->ldc);
 }
 
+/* A tile by a primitive, all of its sum at once; false where there is none. */
+static bool multiply_by_primitive(const matmul_job *job, int64_t a, int64_t b, int64_t c,
+                                  int64_t rows, int64_t columns) {
+  const pk_product product = {.m = rows,
+                              .p = columns,
+                              .k = job->k,
+                              .lda = job->lda,
+                              .ldb = job->ldb,
+                              .ldc = job->ldc,
+                              .dtype = job->a->dtype,
+                              .transpose_a = job->transpose_a,
+                              .transpose_b = job->transpose_b,
+                              .adds = job->accumulate};
+  int64_t size = pk_dtype_size(job->a->dtype);
+  return pk_cpu_primitive_gemm(&product, (const char *)pk_tensor_data(job->a) + a * size,
+                               (const char *)pk_tensor_data(job->b) + b * size,
+                               (float *)pk_tensor_data(job->c) + c);
+}
+
 static void matmul_piece(void *argument, int64_t piece, int thread) {
   const matmul_job *job = argument;
   int64_t tiles = job->row_tiles * job->column_tiles;
@@ -100,6 +120,7 @@ static void matmul_piece(void *argument, int64_t piece, int thread) {
                     (double *)pk_tensor_data(job->c) + c, job->ldc);
     return;
   }
+  if (job->by_primitives && multiply_by_primitive(job, a, b, c, rows, columns)) return;
   float *scratch = (float *)(void *)(job->scratch + thread * job->scratch_bytes);
   int64_t step = job->a->dtype == PK_BF16 ? WIDE_SUM : job->k;
   int64_t first = 0;
@@ -153,6 +174,7 @@ pk_status PK_KERNEL(matmul)(const pk_call *call) {
   matmul_job job = job_of(call);
   job.stride_c = matrix_stride(job.c);
   job.ldc = row_stride(job.c);
+  job.by_primitives = job.k > 0 && pk_cpu_uses_primitives(job.a->dtype);
   pk_parallel_for(pk_cpu_threads(call), job.batch * job.row_tiles * job.column_tiles, matmul_piece,
                   &job);
   return PK_OK;
