@@ -100,9 +100,15 @@ static __device__ void write_half(const pk_rows &copy, int64_t worker, int64_t c
                                                worker * copy.stride + column) = rounded;
 }
 
+// A larger mixing matrix than this is read where it is.
+static __host__ __device__ bool holds_matrix(int64_t workers) {
+  return workers <= 64;
+}
+
 // Numbers in front of the columns in shared memory, so many that those start at 16 bytes.
 static __host__ __device__ int64_t head_numbers(int64_t workers) {
-  return (workers * workers + workers + 1) / 2 * 2;
+  int64_t matrix = holds_matrix(workers) ? workers * workers : 0;
+  return (matrix + workers + 1) / 2 * 2;
 }
 
 // Dynamic shared memory: the mixing matrix, the factor of each worker's gradient, hyperparameters,
@@ -111,11 +117,12 @@ template <class T, int width> static __global__ void step(pk_step_job job) {
   PK_DYNAMIC_SHARED(double, shared);
   if (job.guard.at[GUARD_STOPPED * job.guard.stride] != 0) return;
   int64_t n = job.workers;
-  double *matrix = shared, *factors = matrix + n * n;
+  double *matrix = shared, *factors = holds_matrix(n) ? matrix + n * n : shared;
   pk_pack<T, width> *x =
       reinterpret_cast<pk_pack<T, width> *>(shared + head_numbers(n)) + threadIdx.x;
   PK_SHARED(Adamw<T>, hyper, [1]);
-  if (job.mixes_first || job.mixes_last)
+  bool mixes = job.mixes_first || job.mixes_last;
+  if (mixes && holds_matrix(n))
     for (int64_t i = threadIdx.x; i < n * n; i += blockDim.x)
       matrix[i] = job.mixing.at[i / n * job.mixing.stride + i % n];
   for (int64_t i = threadIdx.x; i < n; i += blockDim.x)
@@ -134,8 +141,9 @@ template <class T, int width> static __global__ void step(pk_step_job job) {
         x[i * blockDim.x] =
             adapted(job, hyper[0], decays, pk_to<T>(factors[i]), i, column, x[i * blockDim.x]);
     for (int64_t i = 0; i < n; i++) {
-      bool mixes = job.mixes_first || job.mixes_last;
-      pk_pack<T, width> y = mixes ? mixed<T, width>(matrix + i * n, x, n) : x[i * blockDim.x];
+      const double *weights =
+          holds_matrix(n) ? matrix + i * n : job.mixing.at + i * job.mixing.stride;
+      pk_pack<T, width> y = mixes ? mixed<T, width>(weights, x, n) : x[i * blockDim.x];
       if (job.adapts && !job.mixes_last)
         y = adapted(job, hyper[0], decays, pk_to<T>(factors[i]), i, column, y);
       *place<T, width>(job.x, i, column) = y;
@@ -143,7 +151,6 @@ template <class T, int width> static __global__ void step(pk_step_job job) {
     }
   }
   if (blockIdx.x != 0 || threadIdx.x != 0) return;
-  bool mixes = job.mixes_first || job.mixes_last;
   if (mixes && job.scalars.at[SCALAR_MIXES * job.scalars.stride] != 0)
     job.guard.at[GUARD_MIXINGS * job.guard.stride]++;
   if (job.adapts) job.guard.at[GUARD_UPDATES * job.guard.stride]++;

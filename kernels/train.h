@@ -43,7 +43,7 @@ typedef struct pk_step_job {
 } pk_step_job;
 
 /* The most workers that a step is made for. */
-enum { PK_STEP_WORKERS = 64 };
+enum { PK_STEP_WORKERS = 256 };
 
 cudaError_t pk_launch_step(const pk_step_job *job, cudaStream_t stream);
 
