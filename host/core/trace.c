@@ -53,9 +53,20 @@ static pk_trace_form form_of(const pk_call *call) {
   return form;
 }
 
+/* FNV-1a by words of eight bytes, as a form has a thousand bytes. */
+static uint64_t hash_of(const pk_trace_form *form) {
+  const char *bytes = (const char *)form;
+  uint64_t hash = 0xcbf29ce484222325, word;
+  for (size_t at = 0; at < sizeof *form; at += sizeof word) {
+    memcpy(&word, bytes + at, sizeof word);
+    hash = (hash ^ word) * 0x100000001b3;
+  }
+  return hash ^ hash >> 32; /* what is left of the upper bytes of words is in the upper bytes */
+}
+
 /* The place of a form in the buckets: where it is, or where it would go. */
 static int64_t bucket_of(const pk_trace *trace, const pk_trace_form *form) {
-  int64_t at = (int64_t)(pk_fnv1a(form, sizeof *form) % (uint64_t)trace->n_buckets);
+  int64_t at = (int64_t)(hash_of(form) % (uint64_t)trace->n_buckets);
   while (trace->buckets[at] >= 0 &&
          memcmp(&trace->forms[trace->buckets[at]], form, sizeof *form) != 0) {
     at = (at + 1) % trace->n_buckets;
