@@ -163,7 +163,7 @@ describe("A trace", function()
     one:free()
   end)
 
-  it("shows on each thread the pieces that it did, inside the operation", function()
+  it("shows on each thread the pieces that it did, inside the operation #threads", function()
     local pieces = {}
     for threads = 1, 2 do
       local chosen = context {threads = threads}

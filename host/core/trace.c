@@ -67,9 +67,10 @@ static uint64_t hash_of(const pk_trace_form *form) {
 /* The place of a form in the buckets: where it is, or where it would go. */
 static int64_t bucket_of(const pk_trace *trace, const pk_trace_form *form) {
   int64_t at = (int64_t)(hash_of(form) % (uint64_t)trace->n_buckets);
-  while (trace->buckets[at] >= 0 &&
-         memcmp(&trace->forms[trace->buckets[at]], form, sizeof *form) != 0) {
-    at = (at + 1) % trace->n_buckets;
+  for (; trace->buckets[at] >= 0; at = (at + 1) % trace->n_buckets) {
+    const pk_trace_form *other = &trace->forms[trace->buckets[at]];
+    /* Numbers of the same bits are meant. NOLINTNEXTLINE(bugprone-suspicious-memory-comparison) */
+    if (memcmp(other, form, sizeof *form) == 0) break;
   }
   return at;
 }
