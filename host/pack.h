@@ -67,6 +67,7 @@ typedef struct pk_context_options {
   int64_t threads;      /* 0: one per core that this process may use */
   int64_t memory_limit; /* bytes; 0: what the machine or the cgroup has left, less a margin */
   int64_t forecast;     /* 1: account for memory without taking it; operations compute nothing */
+  int64_t deterministic; /* 1: choose nothing by its speed, so that every run has the same bits */
 } pk_context_options;
 
 pk_context_options pk_context_defaults(void);

@@ -41,7 +41,7 @@ end
 local missing = {}
 for name in ([[
   sum mean maximum sum_to reshape transpose slice pad concat expand causal_mask fill random_normal
-  random_uniform matmul embedding embedding_grad pick unpick rmsnorm rmsnorm_grad rope swiglu swiglu_grad
+  random_uniform embedding embedding_grad pick unpick rmsnorm rmsnorm_grad rope swiglu swiglu_grad
   cross_entropy cross_entropy_grad linear_cross_entropy linear_cross_entropy_grad
 ]]):gmatch("%S+") do missing[name] = true end
 

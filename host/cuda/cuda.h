@@ -19,6 +19,7 @@ typedef struct pk_cuda_properties {
 } pk_cuda_properties;
 
 typedef struct pk_cuda_staging pk_cuda_staging;
+typedef struct pk_cuda_products pk_cuda_products;
 
 typedef struct pk_cuda_device {
   pk_device base; /* first, so that a pk_device of CUDA is a pk_cuda_device */
@@ -26,6 +27,8 @@ typedef struct pk_cuda_device {
   bool forecast;       /* no driver was asked: only shapes are looked at */
   cudaStream_t stream; /* everything is computed here, in order */
   pk_cuda_staging *staging;
+  pk_cuda_products *products; /* NULL until the first is run (products.h) */
+  bool deterministic;         /* choose nothing by time */
   pk_cuda_properties properties;
   char name[16];
   char isa[16];

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "core/device_library.h"
-#include "cuda/cuda.h"
+#include "cuda/products.h"
 #include "kernels/elementwise.h"
 
 #ifndef PK_CUDA_ARCHITECTURES
@@ -57,6 +57,7 @@ static void destroy(pk_device *device) {
   if (!cuda->forecast) {
     cudaSetDevice(cuda->ordinal);
     if (cuda->stream) cudaStreamSynchronize(cuda->stream);
+    pk_cuda_products_free(cuda->products);
     pk_cuda_staging_free(cuda->staging);
     if (cuda->stream) cudaStreamDestroy(cuda->stream);
   }
@@ -193,6 +194,7 @@ PK_DEVICE_EXPORT pk_status pk_device_open(const pk_context_options *options, pk_
   pk_cuda_device *cuda = calloc(1, sizeof *cuda);
   if (!cuda) return pk_fail(PK_NO_MEMORY, "no host memory for the CUDA device");
   cuda->forecast = options->forecast != 0;
+  cuda->deterministic = options->deterministic != 0;
   cuda->base = (pk_device){.name = cuda->name,
                            .description = cuda->description,
                            .isa = cuda->isa,

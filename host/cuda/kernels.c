@@ -8,9 +8,10 @@
   row(add) row(subtract) row(multiply) row(divide) row(affine) row(negate) row(exp) row(log)       \
       row(sqrt) row(rsqrt) row(sigmoid) row(silu) row(cast) row(copy) row(attention)               \
           row(attention_grad) row(inverse_count) row(gradient_norm) row(check_finite) row(clip)    \
-              row(mix) row(adamw) row(update) row(average) row(consensus_distance)
+              row(mix) row(adamw) row(update) row(average) row(consensus_distance) row(matmul)
 
-#define WITH_WORKSPACE(row) row(attention_grad) row(gradient_norm) row(consensus_distance)
+#define WITH_WORKSPACE(row)                                                                        \
+  row(attention_grad) row(gradient_norm) row(consensus_distance) row(matmul)
 /* clang-format on */
 
 #define ENTRY(name) [PK_OP_##name] = pk_cuda_##name,

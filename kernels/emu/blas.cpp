@@ -1,6 +1,7 @@
 // cuBLASLt on the CPU, as much of it as packlua uses: strided batches of products of f32, bf16 and
 // f64.
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <vector>
@@ -143,6 +144,13 @@ cublasStatus_t check(const Product &p, const Layout &a, const Layout &b, const L
   return CUBLAS_STATUS_SUCCESS;
 }
 
+// PACKLUA_EMU_ALGORITHMS algorithms (by default one), so that a search has something to choose
+// from.
+int algorithms() {
+  const char *text = getenv("PACKLUA_EMU_ALGORITHMS");
+  return text && *text ? atoi(text) : 1;
+}
+
 } // namespace
 
 extern "C" {
@@ -236,7 +244,6 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
   return CUBLAS_STATUS_SUCCESS;
 }
 
-// Two algorithms, so that a search among them has something to choose from.
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t product,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
@@ -250,13 +257,28 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                 layout(c), layout(d));
   *count = 0;
   if (status != CUBLAS_STATUS_SUCCESS) return status;
-  for (int i = 0; i < std::min(wanted, 2); i++) {
+  for (int i = 0; i < std::min(wanted, algorithms()); i++) {
     memset(&results[i], 0, sizeof results[i]);
     results[i].algo.data[0] = static_cast<uint64_t>(i) + 1;
     results[i].state = CUBLAS_STATUS_SUCCESS;
     *count = i + 1;
   }
   return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t product,
+                                       cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                       cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                       const cublasLtMatmulAlgo_t *algorithm,
+                                       cublasLtMatmulHeuristicResult_t *result) {
+  memset(result, 0, sizeof *result);
+  if (algorithm->data[0] < 1 || algorithm->data[0] > static_cast<uint64_t>(algorithms()))
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  auto layout = [](cublasLtMatrixLayout_t handle) -> const Layout & {
+    return *reinterpret_cast<const Layout *>(handle);
+  };
+  return check(*reinterpret_cast<const Product *>(product), layout(a), layout(b), layout(c),
+               layout(d));
 }
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t product_handle,
@@ -320,6 +342,7 @@ void *pk_cuda_symbol(pk_cuda_library library, const char *name) {
       KNOWN(cublasLtMatmulPreferenceDestroy),
       KNOWN(cublasLtMatmulPreferenceSetAttribute),
       KNOWN(cublasLtMatmulAlgoGetHeuristic),
+      KNOWN(cublasLtMatmulAlgoCheck),
       KNOWN(cublasLtMatmul),
 #undef KNOWN
   };

@@ -340,6 +340,12 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   drain(stream, stream->given);
   return cudaSuccess;
 }
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status) {
+  BEGIN;
+  *status =
+      stream_of(stream)->capture ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   BEGIN;
   CUstream_st *other = event->stream;

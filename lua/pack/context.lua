@@ -18,12 +18,13 @@ Context.__index = Context
 
 local default
 
-local known = {device = "string", threads = "number", memory_limit_mib = "number", forecast = "boolean"}
+local known = {device = "string", threads = "number", memory_limit_mib = "number", forecast = "boolean",
+  deterministic = "boolean"}
 
 local function check_options(options)
   for name, value in pairs(options) do
     if not known[name] then
-      caller.raise("context: unknown option '%s'; known: device, forecast, memory_limit_mib, threads",
+      caller.raise("context: unknown option '%s'; known: deterministic, device, forecast, memory_limit_mib, threads",
         tostring(name))
     end
     if type(value) ~= known[name] then
@@ -36,7 +37,8 @@ local function check_options(options)
 end
 
 --- Opens a device. options: device ("cpu"), threads (0: one per core), memory_limit_mib (0: what is
--- available), forecast (true: account for memory without taking it; operations compute nothing).
+-- available), forecast (true: account for memory without taking it; operations compute nothing), deterministic
+-- (true: choose nothing by its speed, so that every run has the same bits).
 -- Errors: a device that is not there, a number out of range.
 function context.create(options)
   options = options or {}
@@ -47,6 +49,7 @@ function context.create(options)
   settings.threads = math.floor(options.threads or 0)
   settings.memory_limit = math.floor((options.memory_limit_mib or 0) * MIB)
   settings.forecast = options.forecast and 1 or 0
+  settings.deterministic = options.deterministic and 1 or 0
   local made = ffi.new("pk_context *[1]")
   if C.pk_context_create(made, settings) ~= 0 then
     caller.raise("%s", ffi.string(C.pk_error_message()))

@@ -8,7 +8,8 @@ local runtime = {}
 -- device that is not there is the user's mistake: a usage error.
 function runtime.context(settings)
   local good, opened = pcall(context.create, {device = settings.device,
-    threads = settings.threads or nil, memory_limit_mib = settings.memory_limit_mib or nil})
+    threads = settings.threads or nil, memory_limit_mib = settings.memory_limit_mib or nil,
+    deterministic = settings.deterministic or nil})
   if not good then failure.usage("%s", (tostring(opened):gsub("^[^ ]*:%d+: ", ""))) end
   return opened
 end
