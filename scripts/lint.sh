@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lints over the whole tree: scripts/lint.sh [luacheck|clang-format|shellcheck|clang-tidy]...
+# Lints over the whole tree: scripts/lint.sh [luacheck|clang-format|shellcheck|clang-tidy|lua-docs]...
 # Without a name, all of them. Exit code 0 clean, 1 findings, 3 the tool is not installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,11 +12,14 @@ compiled_files() {
 }
 
 lint() {
-  if ! command -v "$1" > /dev/null; then
-    echo "lint.sh: $1 is not installed"
+  local tool=$1
+  if [[ $1 == lua-docs ]]; then tool=build/packlua; fi
+  if ! command -v "$tool" > /dev/null; then
+    echo "lint.sh: $tool is not there"
     return 3
   fi
   case $1 in
+    lua-docs) build/packlua scripts/lua_docs.lua --check ;;
     luacheck) luacheck --quiet --codes . ;;
     clang-format) find host spec -name '*.[ch]' -print0 | xargs -0 clang-format --dry-run --Werror ;;
     shellcheck) find scripts spec -name '*.sh' -print0 | xargs -0 shellcheck .ci/run ;;
@@ -25,11 +28,11 @@ lint() {
   esac
 }
 
-if [[ $# == 0 ]]; then set -- luacheck clang-format shellcheck clang-tidy; fi
+if [[ $# == 0 ]]; then set -- luacheck clang-format shellcheck clang-tidy lua-docs; fi
 code=0
 for name in "$@"; do
   case $name in
-    luacheck | clang-format | shellcheck | clang-tidy) lint "$name" || code=$? ;;
+    luacheck | clang-format | shellcheck | clang-tidy | lua-docs) lint "$name" || code=$? ;;
     *)
       echo "lint.sh: there is no lint '$name'" >&2
       exit 2

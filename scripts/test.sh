@@ -94,7 +94,7 @@ if check "tsan build" build_with tsan; then
     specs "threaded specs under TSan" build-tsan/packlua --tags=threads
 fi
 if [[ -x spec/fuzz/run.sh ]]; then check "fuzz smoke" spec/fuzz/run.sh; fi
-for lint in luacheck clang-format shellcheck clang-tidy; do
+for lint in luacheck clang-format shellcheck clang-tidy lua-docs; do
   check "$lint" scripts/lint.sh "$lint"
 done
 finish

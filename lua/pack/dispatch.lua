@@ -232,6 +232,7 @@ local function is_tensor(value)
   return ffi.istype(Tensor, value)
 end
 
+--- Whether a value is a tensor.
 dispatch.is_tensor = is_tensor
 
 -- Puts a tensor where C reads it.

@@ -55,6 +55,7 @@ function Trainer:open_loader(train)
   }
 end
 
+-- The tensors that a micro-batch is copied into, and their copies on the host.
 function Trainer:allocate_batch()
   local rows, length = self.config.training.micro_batch_size, self.config.model.context_length
   self.micro_elements = self.num_models * rows * length
