@@ -4,15 +4,39 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "pack.h"
 
-/* A signal handler can reach the running state only through a global. */
+/* A signal handler can reach the running state, and say what came, only through globals. */
 static lua_State *interruptible;
+static volatile sig_atomic_t presses; /* ^C during the call */
+static volatile sig_atomic_t stopped; /* the last one has stopped library code */
 
+/* Where the library's sources are, if work goes on after ^C; else "". */
+static char library[PATH_MAX + sizeof "@/lua/pack/"];
+
+void pk_call_stay(const char *home) {
+  snprintf(library, sizeof library, "@%s/lua/pack/", home);
+  pk_signals_stay();
+}
+
+static int is_library(lua_State *state, lua_Debug *record) {
+  return *library && lua_getinfo(state, "S", record) &&
+         strncmp(record->source, library, strlen(library)) == 0;
+}
+
+/* Where work goes on, the first ^C raises once, outside of the library: inside, where something may
+ * be half done, operations notice it (pk_interrupt_check). Further ones also stop library code that
+ * runs no operations, and all other code until the call ends, whatever catches errors there. */
 static void stop_hook(lua_State *state, lua_Debug *record) {
-  (void)record;
-  lua_sethook(state, NULL, 0, 0);
+  int inside = is_library(state, record);
+  int answered = presses < 2 && !pk_interrupt_requested(); /* by an operation */
+  if (!answered && inside && (presses < 2 || stopped || pk_interrupt_held())) return;
+  if (presses < 2) lua_sethook(state, NULL, 0, 0);
+  if (answered) return;
+  stopped = inside;
+  pk_interrupt_forget();
   lua_createtable(state, 0, 2);
   luaL_where(state, 0);
   lua_pushliteral(state, "interrupted");
@@ -23,12 +47,15 @@ static void stop_hook(lua_State *state, lua_Debug *record) {
   lua_error(state);
 }
 
-/* The first ^C raises an error at the next instruction that the interpreter runs; a second one,
- * when that did not help, ends the process. */
+/* The first ^C raises an error at the next instruction that the interpreter runs; in a script a
+ * second one, when that did not help, ends the process. */
 static void on_interrupt(int number) {
-  signal(number, SIG_DFL);
+  if (!*library) signal(number, SIG_DFL);
+  presses = presses + 1;
+  stopped = 0;
+  pk_interrupt_request();
   /* Lua lets signal handlers call lua_sethook. NOLINTNEXTLINE(bugprone-signal-handler) */
-  lua_sethook(interruptible, stop_hook, LUA_MASKCALL | LUA_MASKRET | LUA_MASKCOUNT, 1);
+  lua_sethook(interruptible, stop_hook, LUA_MASKCOUNT, 1);
 }
 
 /* Whether the value at index is an error that asks for an exit code, put into *code. */
@@ -64,11 +91,18 @@ int pk_call_protected(lua_State *state, int arguments, int results) {
   lua_pushcfunction(state, add_traceback);
   lua_insert(state, base);
   interruptible = state;
-  void (*before)(int) = signal(SIGINT, on_interrupt);
+  presses = 0;
+  pk_interrupt_forget();
+  /* Where work goes on, ^C also ends waiting for input. */
+  struct sigaction before, action = {.sa_handler = on_interrupt};
+  action.sa_flags = *library ? 0 : SA_RESTART;
+  sigaction(SIGINT, &action, &before);
   int status = lua_pcall(state, arguments, results, base);
   pk_signals_release(); /* an error may have left a training loop with them held */
-  signal(SIGINT, before);
+  sigaction(SIGINT, &before, NULL);
   lua_sethook(state, NULL, 0, 0); /* a ^C that came as the call ended */
+  pk_interrupt_forget();
+  pk_interrupt_hold(PK_HOLD_NOTHING);
   lua_remove(state, base);
   return status;
 }
@@ -82,11 +116,17 @@ int pk_call_report(lua_State *state) {
   }
   size_t length = 0;
   const char *message = lua_tolstring(state, -1, &length);
-  /* The outermost frame is this program's own; its address tells nobody anything. */
-  const char *outermost = message ? strstr(message, "\n\t[C]: at 0x") : NULL;
-  if (outermost && !strchr(outermost + 1, '\n')) length = (size_t)(outermost - message);
+  /* The outermost frames are this program's own; their addresses tell nobody anything. */
+  static const char own[] = "\n\t[C]: at 0x";
+  const char *last = length > 0 ? memrchr(message, '\n', length) : NULL;
+  while (last && strncmp(last, own, strlen(own)) == 0) {
+    length = (size_t)(last - message);
+    last = memrchr(message, '\n', length);
+  }
   if (length > 0) {
     fflush(stdout);
+    /* The terminal has shown ^C in the middle of a line. */
+    if (code == PK_EXIT_INTERRUPTED && *library && isatty(STDERR_FILENO)) fputc('\n', stderr);
     fprintf(stderr, "packlua: %.*s\n", (int)length, message);
   }
   lua_pop(state, 1);

@@ -35,7 +35,8 @@ static const char help_text[] =
     "  -           run standard input\n"
     "\n"
     "Exit codes: 0 done, 1 failed, 2 usage, 75 interrupted with a state saved, 130 interrupted.\n"
-    "PACKLUA_HOME names another folder with lua/, recipes/ and configs/.\n";
+    "PACKLUA_HOME names another folder with lua/, recipes/ and configs/; PACKLUA_HISTORY another\n"
+    "file for the prompt's history, none if it is empty.\n";
 
 typedef struct command_line {
   int script; /* index in argv, or argc */
@@ -73,7 +74,7 @@ static int read_long_option(const char *option, command_line *options) {
     fputs(help_text, stdout);
     options->information = 1;
   } else if (strcmp(option, "--version") == 0) {
-    printf("packlua %s\n%s", pk_version(), pk_build_info());
+    printf("packlua %s\n%s%s", pk_version(), pk_build_info(), pk_editor_info());
     options->information = 1;
   } else if (strcmp(option, "--devices") == 0) {
     fputs(pk_devices(), stdout);
@@ -229,7 +230,7 @@ static int run(lua_State *state, invocation *program) {
   } else if (code == 0 && idle && !prompt) {
     code = run_script(state, NULL, NULL, 0);
   }
-  return prompt ? pk_repl_run(state) : code;
+  return prompt ? pk_repl_run(state, program->home) : code;
 }
 
 /* The whole life of the state, in protected mode, as even opening libraries can run out of memory.

@@ -21,7 +21,8 @@ typedef enum pk_status {
   PK_IO = 3,          /* the operating system refused a read, write or rename */
   PK_FORMAT = 4,      /* bytes from outside that are not what they claim to be */
   PK_UNSUPPORTED = 5, /* valid, but not on this device or in this build */
-  PK_DEVICE = 6       /* the device failed */
+  PK_DEVICE = 6,      /* the device failed */
+  PK_INTERRUPTED = 7  /* asked to stop, before anything was done (pk_interrupt_request) */
 } pk_status;
 
 typedef enum pk_dtype { PK_F64 = 0, PK_F32 = 1, PK_BF16 = 2, PK_I32 = 3 } pk_dtype;
@@ -162,6 +163,14 @@ pk_status pk_tensor_get(const pk_tensor *tensor, int64_t index, double *value);
  * the plain one. Errors: a value that is no i32 written to an i32 tensor. */
 pk_status pk_tensor_read_numbers(const pk_tensor *tensor, double *values);
 pk_status pk_tensor_write_numbers(pk_tensor *tensor, const double *values);
+
+typedef struct pk_statistics {
+  int64_t count, finite;   /* elements, and how many of them are neither infinite nor NaN */
+  double minimum, maximum; /* these and the next are of the finite ones; 0 if there are none */
+  double mean, deviation;  /* the deviation divides by their number */
+} pk_statistics;
+
+pk_status pk_tensor_statistics(const pk_tensor *tensor, pk_statistics *statistics);
 
 /* Makes every NaN among the values the plain one, as an interpreter needs it that keeps its types
  * in the bits of NaNs: for doubles from outside, such as a file's. */
@@ -495,11 +504,31 @@ pk_status pk_saver_poll(pk_saver *saver, double seconds, pk_saver_progress *prog
 /* --- signals --------------------------------------------------------------------------------- */
 
 /* From now on SIGTERM, SIGINT and SIGUSR1 leave only a note, which pk_signals_pending returns: the
- * number of the first that came, or 0. A second SIGINT ends the process at once with 130. Holding
- * again forgets the note. Whatever way a script ends, the program releases. */
+ * number of the first that came, or 0. A second SIGINT ends the process at once with 130, or is a
+ * pk_interrupt_request where the process stays (pk_signals_stay). Holding again forgets the note.
+ * Whatever way a script ends, the program releases. */
 void pk_signals_hold(void);
 int pk_signals_pending(void);
 void pk_signals_release(void);
+void pk_signals_stay(void);
+
+/* Asks what runs to stop: the next operation, or the next one of a recorded program, returns
+ * PK_INTERRUPTED instead of running, once. A program's run is whole or nothing: it stops only
+ * before its first write to memory from outside that is not of category gradients. May be called
+ * in a signal handler; forget takes the request back. */
+void pk_interrupt_request(void);
+int pk_interrupt_requested(void);
+void pk_interrupt_forget(void);
+
+/* What a request must wait for, as parts of a change belong together: nothing; the end of Lua code,
+ * though operations may still be refused; also operations. hold returns the level before. */
+enum { PK_HOLD_NOTHING = 0, PK_HOLD_CODE = 1, PK_HOLD_ALL = 2 };
+int pk_interrupt_hold(int level);
+int pk_interrupt_held(void);
+
+/* PK_INTERRUPTED if there is a request that is not held, which is thereby answered. For loops
+ * without operations. */
+pk_status pk_interrupt_check(void);
 
 /* --- processes -------------------------------------------------------------------------------- */
 

@@ -25,9 +25,51 @@ int pk_call_protected(lua_State *state, int arguments, int results);
  * exit code it asks for: its field exit (see lua/pack/failure.lua), else PK_EXIT_FAILED. */
 int pk_call_report(lua_State *state);
 
+/* From now on ^C never ends the process, and work goes on after it; home as of pk_home_find. */
+void pk_call_stay(const char *home);
+
+/* --- history.c: the lines typed at prompts, in a file that several of them may share --- */
+
+enum { PK_HISTORY_LINES = 2000 }; /* kept in the file when a prompt opens */
+
+/* The file: PACKLUA_HISTORY, else packlua/history in XDG_STATE_HOME, else in ~/.local/state.
+ * Returns 0 if there is to be none. */
+int pk_history_path(char path[PATH_MAX]);
+
+/* Hands the file's lines to add, oldest first, after cutting the file to the newest. */
+void pk_history_read(const char *path, void (*add)(void *target, const char *line), void *target);
+
+/* Appends a line. Returns 0, or an errno. */
+int pk_history_append(const char *path, const char *line);
+
+/* --- edit.c: a line from a terminal, edited --- */
+
+/* Completes the text before the cursor, on a terminal of so many columns. Both results are to be
+ * freed; NULL means none. */
+typedef struct pk_completion {
+  char *insert;  /* put at the cursor */
+  char *listing; /* shown below */
+} pk_completion;
+typedef pk_completion (*pk_complete)(void *target, const char *text, size_t length, int columns);
+
+typedef struct pk_editor pk_editor;
+
+/* NULL if there is no terminal to edit on, or no libedit in this build. */
+pk_editor *pk_editor_open(pk_complete complete, void *target);
+void pk_editor_close(pk_editor *editor);
+
+/* "NAME VERSION" of the library in use, as a line, or "". */
+const char *pk_editor_info(void);
+
+enum { PK_LINE, PK_LINE_ABANDONED, PK_LINE_END };
+
+/* Reads a line, to be freed, into *line and keeps it in the history; ^C abandons it. */
+int pk_editor_read(pk_editor *editor, const char *prompt, char **line);
+
 /* --- repl.c --- */
 
-/* Reads lines, runs them and prints results until the end of input. Returns an exit code. */
-int pk_repl_run(lua_State *state);
+/* Reads lines, runs them and prints results until the end of input; home as of pk_home_find.
+ * Returns an exit code. */
+int pk_repl_run(lua_State *state, const char *home);
 
 #endif

@@ -1,15 +1,25 @@
-/* The prompt: reads a statement, which may take several lines, runs it and prints its results. */
+/* The prompt: reads lines, from a terminal or not, and runs what lua/pack/prompt.lua makes of them.
+ */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#ifdef PK_HAVE_LIBEDIT
-#include <editline/readline.h>
-#endif
 
 #include "pack.h"
 #include "program.h"
+
+typedef struct session {
+  lua_State *state;
+  pk_editor *editor; /* NULL: lines are read as they come */
+  int terminal;      /* there is somebody to show a prompt to */
+  char *line;        /* the one to run; NULL at the end of input */
+  int more, end;     /* the statement is not complete; it was :quit */
+  /* Functions of lua/pack/prompt.lua in the registry. */
+  int feed, show, complete;
+} session;
+
+/* --- reading --- */
 
 static volatile sig_atomic_t interrupted;
 
@@ -18,143 +28,158 @@ static void on_interrupt(int number) {
   interrupted = 1;
 }
 
-/* A line without its end, to be freed; NULL at the end of input and after ^C. */
-static char *read_plain_line(const char *prompt) {
-  fputs(prompt, stdout);
-  fflush(stdout);
-  char *line = NULL;
-  size_t size = 0;
-  ssize_t length = getline(&line, &size, stdin);
-  if (length < 0) {
-    clearerr(stdin);
-    free(line);
-    return NULL;
-  }
-  line[strcspn(line, "\n")] = 0;
-  return line;
-}
-
-static char *read_line(const char *prompt) {
-#ifdef PK_HAVE_LIBEDIT
-  if (isatty(STDIN_FILENO)) {
-    char *line = readline(prompt);
-    if (line && *line) add_history(line);
-    return line;
-  }
-#endif
-  return read_plain_line(prompt);
-}
-
-/* Reads a line while ^C abandons it instead of ending the program; *abandoned says that it did. */
-static char *read_interruptible(const char *prompt, int *abandoned) {
+/* As pk_editor_read, without editing. */
+static int read_plain(const session *prompt, const char *text, char **line) {
   struct sigaction before,
       action = {.sa_handler = on_interrupt}; /* no SA_RESTART: reading returns */
+  if (prompt->terminal) fputs(text, stdout);
+  fflush(stdout);
   interrupted = 0;
   sigaction(SIGINT, &action, &before);
-  char *line = read_line(prompt);
+  size_t size = 0;
+  ssize_t length = getline(line, &size, stdin);
   sigaction(SIGINT, &before, NULL);
-  *abandoned = interrupted;
-  if (interrupted) {
-    free(line);
-    line = NULL;
-    putchar('\n');
+  if (length >= 0) {
+    (*line)[strcspn(*line, "\n")] = 0;
+    return PK_LINE;
   }
-  return line;
+  free(*line);
+  *line = NULL;
+  clearerr(stdin);
+  if (interrupted && prompt->terminal) putchar('\n');
+  return interrupted ? PK_LINE_ABANDONED : PK_LINE_END;
 }
 
-/* Compiles before .. text .. after. The function or the error is on top. */
-static int load(lua_State *state, const char *before, const char *text, const char *after) {
-  lua_pushfstring(state, "%s%s%s", before, text, after);
-  size_t length;
-  const char *chunk = lua_tolstring(state, -1, &length);
-  int status = luaL_loadbuffer(state, chunk, length, "=prompt");
-  lua_remove(state, -2);
+/* --- running: all that touches the interpreter is protected, as it may run out of memory --- */
+
+static void report(lua_State *state, int status) {
+  pk_call_report(state);
+  if (status == LUA_ERRMEM) lua_gc(state, LUA_GCCOLLECT, 0);
+}
+
+/* Calls the function of the prompt's module below its arguments. */
+static int call(lua_State *state, int function, int arguments, int results) {
+  lua_rawgeti(state, LUA_REGISTRYINDEX, function);
+  lua_insert(state, -arguments - 1);
+  int status = pk_call_protected(state, arguments, results);
+  if (status != 0) report(state, status);
   return status;
 }
 
-/* Whether the syntax error on top says that more input is needed. */
-static int is_incomplete(lua_State *state) {
-  static const char end[] = "'<eof>'";
-  size_t length;
-  const char *message = lua_tolstring(state, -1, &length);
-  return message && length >= strlen(end) && strcmp(message + length - strlen(end), end) == 0;
-}
-
-enum { COMPLETE, INCOMPLETE, WRONG };
-
-/* Compiles text as an expression, else as statements. The function or the error is on top. */
-static int compile(lua_State *state, const char *text) {
-  if (load(state, "return ", text, "") == 0) {
-    /* A tail call would lose the place of the expression's errors, so hand its values through. */
-    if (load(state, "return (function(...) return ... end)(", text, "\n)") == 0) {
-      lua_remove(state, -2);
-    } else {
-      lua_pop(state, 1);
-    }
-    return COMPLETE;
+/* Runs the function on top and shows its results. */
+static void run(session *prompt, lua_State *state) {
+  int base = lua_gettop(state) - 1;
+  int status = pk_call_protected(state, 0, LUA_MULTRET);
+  if (status != 0) {
+    report(state, status);
+    return;
   }
-  int incomplete = is_incomplete(state);
-  lua_pop(state, 1);
-  if (load(state, "", text, "") == 0) return COMPLETE;
-  return incomplete || is_incomplete(state) ? INCOMPLETE : WRONG;
+  luaL_checkstack(state, LUA_MINSTACK, "too many results");
+  call(state, prompt->show, lua_gettop(state) - base, 0);
 }
 
-enum { STATEMENT, ABANDONED, END };
-
-/* Reads lines until they make a statement or an error, whose function or message is left on top
- * with *result saying which. Leaves nothing when ^C abandoned it or the input ended. */
-static int read_statement(lua_State *state, int *result) {
-  const char *prompt = "> ";
-  lua_pushliteral(state, "");
-  for (;;) {
-    int abandoned;
-    char *line = read_interruptible(prompt, &abandoned);
-    if (!line) {
-      lua_pop(state, 1);
-      return abandoned ? ABANDONED : END;
-    }
-    lua_pushstring(state, line);
-    free(line);
-    lua_concat(state, 2);
-    *result = compile(state, lua_tostring(state, -1));
-    if (*result != INCOMPLETE) {
-      lua_remove(state, -2);
-      return STATEMENT;
-    }
-    lua_pop(state, 1);
-    lua_pushliteral(state, "\n");
-    lua_concat(state, 2);
-    prompt = ">> ";
-  }
-}
-
-/* Prints what lies on the stack, by Lua's own print. */
-static int print_results(lua_State *state) {
-  int count = lua_gettop(state);
-  if (count == 0) return 0;
-  lua_getglobal(state, "print");
-  lua_insert(state, 1);
-  return pk_call_protected(state, count, 0);
-}
-
-int pk_repl_run(lua_State *state) {
-  printf("packlua %s. End of input (^D) leaves the prompt.\n", pk_version());
-  lua_settop(state, 0);
-  lua_getglobal(state, "require");
-  lua_pushliteral(state, "pack");
-  if (pk_call_protected(state, 1, 1) == 0) {
-    lua_setglobal(state, "pack"); /* a local would not outlive its line */
+/* Feeds the session's line: nil asks for more, a function is to be run, false ends the session. */
+static int take_line(lua_State *state) {
+  session *prompt = lua_touserdata(state, 1);
+  prompt->more = 0;
+  if (prompt->line) {
+    lua_pushstring(state, prompt->line);
   } else {
-    pk_call_report(state);
+    lua_pushnil(state);
   }
-  int result, reading;
-  while ((reading = read_statement(state, &result)) != END) {
-    if (reading == ABANDONED) continue;
-    int failed = result != COMPLETE || pk_call_protected(state, 0, LUA_MULTRET) != 0 ||
-                 print_results(state) != 0;
-    if (failed) pk_call_report(state);
-    lua_settop(state, 0);
+  if (call(state, prompt->feed, 1, 1) != 0) return 0;
+  prompt->more = lua_isnil(state, -1);
+  prompt->end = lua_isboolean(state, -1);
+  if (lua_isfunction(state, -1)) run(prompt, state);
+  return 0;
+}
+
+/* What was typed of a statement so far is given up. */
+static int forget_lines(lua_State *state) {
+  session *prompt = lua_touserdata(state, 1);
+  lua_pushboolean(state, 0);
+  call(state, prompt->feed, 1, 1);
+  return 0;
+}
+
+/* --- completing --- */
+
+typedef struct request {
+  session *prompt;
+  const char *text;
+  size_t length;
+  int columns;
+  pk_completion found;
+} request;
+
+static int find_completion(lua_State *state) {
+  request *asked = lua_touserdata(state, 1);
+  lua_rawgeti(state, LUA_REGISTRYINDEX, asked->prompt->complete);
+  lua_pushlstring(state, asked->text, asked->length);
+  lua_pushinteger(state, asked->columns);
+  if (pk_call_protected(state, 2, 2) != 0) return 0; /* then there is nothing to offer */
+  const char *insert = lua_tostring(state, -2), *listing = lua_tostring(state, -1);
+  if (insert) asked->found.insert = strdup(insert);
+  if (listing) asked->found.listing = strdup(listing);
+  return 0;
+}
+
+static pk_completion complete(void *target, const char *text, size_t length, int columns) {
+  session *prompt = target;
+  request asked = {.prompt = prompt, .text = text, .length = length, .columns = columns};
+  if (lua_cpcall(prompt->state, find_completion, &asked) != 0) lua_pop(prompt->state, 1);
+  return asked.found;
+}
+
+/* --- the session --- */
+
+static int reference(lua_State *state, const char *name) {
+  lua_getfield(state, -1, name);
+  return luaL_ref(state, LUA_REGISTRYINDEX);
+}
+
+/* Loads the prompt's module. Returns 0, or an exit code. */
+static int open_module(session *prompt) {
+  lua_State *state = prompt->state;
+  lua_getglobal(state, "require");
+  lua_pushliteral(state, "pack.prompt");
+  if (pk_call_protected(state, 1, 1) != 0) return pk_call_report(state);
+  prompt->feed = reference(state, "feed");
+  prompt->show = reference(state, "show");
+  prompt->complete = reference(state, "complete");
+  lua_pop(state, 1);
+  return 0;
+}
+
+static void run_session(session *prompt) {
+  while (!prompt->end) {
+    const char *text = prompt->more ? ">> " : "> ";
+    int outcome = prompt->editor ? pk_editor_read(prompt->editor, text, &prompt->line)
+                                 : read_plain(prompt, text, &prompt->line);
+    int abandoned = outcome == PK_LINE_ABANDONED;
+    if (lua_cpcall(prompt->state, abandoned ? forget_lines : take_line, prompt) != 0)
+      report(prompt->state, LUA_ERRMEM);
+    if (abandoned) prompt->more = 0;
+    if (prompt->terminal) clearerr(stdout); /* what ^C cut off is no lasting failure */
+    free(prompt->line);
+    prompt->line = NULL;
+    if (outcome == PK_LINE_END) break;
   }
-  if (isatty(STDIN_FILENO)) putchar('\n');
+}
+
+int pk_repl_run(lua_State *state, const char *home) {
+  session prompt = {.state = state, .terminal = isatty(STDIN_FILENO)};
+  int code = open_module(&prompt);
+  if (code != 0) return code;
+  pk_call_stay(home);
+  prompt.editor = pk_editor_open(complete, &prompt);
+  if (prompt.terminal) printf("packlua %s   :help  shows what can be typed\n", pk_version());
+  /* Between reading and running there is nothing that ^C could stop. */
+  struct sigaction before, ignore = {.sa_handler = SIG_IGN};
+  sigaction(SIGINT, &ignore, &before);
+  run_session(&prompt);
+  sigaction(SIGINT, &before, NULL);
+  if (prompt.terminal && !prompt.end) putchar('\n');
+  pk_editor_close(prompt.editor);
   return 0;
 }

@@ -134,6 +134,35 @@ describe("a tensor", function()
     assert.equal("f32 [] on cpu\n3", tostring(tensor.from(3)))
   end)
 
+  it("tells what its values are like, without those that are not finite", function()
+    local t = tensor.from({{1, 2, 6}, {1 / 0, 0 / 0, -1}}, "f64")
+    assert.same({count = 6, finite = 4, minimum = -1, maximum = 6, mean = 2, deviation = math.sqrt(26 / 4)},
+      t:statistics())
+    assert.same({count = 1, finite = 0}, tensor.from({0 / 0}):statistics())
+    assert.same({count = 0, finite = 0}, tensor.zeros({3, 0}):statistics())
+    assert.same({count = 1, finite = 1, minimum = 7, maximum = 7, mean = 7, deviation = 0},
+      tensor.from(7, "i32"):statistics())
+  end)
+
+  it("tells them of views and of many elements, whose mean is far from zero", function()
+    -- 200,000 values 1e8 - 1 and 1e8 + 1 in turn, in columns of a wider tensor that holds other values.
+    local base = tensor.full({2, 100010}, 5e8, "f64")
+    local view = base:view {shape = {2, 100000}, stride = 100010, offset = 10}
+    local values = ffi.new("double[?]", 200000)
+    for i = 0, 199999 do values[i] = 1e8 + (i % 2 == 0 and -1 or 1) end
+    view:write_numbers(values)
+    local found = view:statistics()
+    assert.same({200000, 200000, 1e8 - 1, 1e8 + 1}, {found.count, found.finite, found.minimum, found.maximum})
+    assert.is_true(math.abs(found.mean - 1e8) < 1e-6)
+    assert.is_true(math.abs(found.deviation - 1) < 1e-9)
+  end)
+
+  it("shows few entries of the dimensions before the last two", function()
+    local _, lines = tostring(tensor.zeros {5, 5, 3, 3}):gsub("\n", "")
+    assert.equal(15, lines) -- 2 x 2 matrices of 3 rows, and where more would be
+    assert.is_truthy(tostring(tensor.zeros {3, 1, 1}):find("{{{0}},\n {{0}},\n ...}", 1, true))
+  end)
+
   it("can be freed twice, and says so when it is used afterwards", function()
     local t = tensor.from({1, 2})
     t:free()

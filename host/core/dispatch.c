@@ -264,7 +264,8 @@ pk_status pk_op_run(pk_context *context, int op, const pk_tensor *const *inputs,
   if (attributes) call.attributes = *attributes;
 
   unsigned made = 0;
-  pk_status status = run_call(&call, info, &made);
+  pk_status status = pk_interrupt_check();
+  if (status == PK_OK) status = run_call(&call, info, &made);
   if (status != PK_OK) {
     for (int o = 0; o < n_outputs; o++) {
       if (made >> o & 1) pk_tensor_free(call.outputs[o]);

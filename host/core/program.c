@@ -22,6 +22,7 @@ struct pk_program {
   pk_tensor *results; /* shares of the storages that stay readable */
   int64_t n_results;
   pk_storage *slab; /* NULL until the first run */
+  int64_t commit;   /* the first operation that writes state: from there on a run is finished */
   pk_program_plan plan;
 };
 
@@ -103,6 +104,29 @@ bool pk_recorded_writes_input(const pk_op_info *info, int index) {
 
 static bool writes_outside(const pk_tensor *tensor) {
   return tensor->storage && !tensor->storage->planned;
+}
+
+/* Whether an operation changes what a later run or a reader may count on: gradients are made anew
+ * by every run, all else from outside is state. */
+static bool writes_state(const pk_recorded *entry) {
+  const pk_call *call = &entry->call;
+  const pk_op_info *info = pk_op_describe(call->op);
+  for (int o = 0; o < call->n_outputs; o++) {
+    if (writes_outside(call->outputs[o]) && call->outputs[o]->storage->category != PK_GRADIENTS)
+      return true;
+  }
+  for (int i = 0; i < call->n_inputs; i++) {
+    if (call->inputs[i] && pk_recorded_writes_input(info, i) && writes_outside(call->inputs[i]))
+      return true;
+  }
+  return false;
+}
+
+/* The operation up to which a run can be interrupted. */
+static int64_t find_commit(const pk_program *program) {
+  int64_t i = 0;
+  while (i < program->count && !writes_state(program->list[i])) i++;
+  return i;
 }
 
 /* An operation is live if it writes memory from outside the program, or a buffer that a live one
@@ -239,6 +263,7 @@ pk_status pk_program_end(pk_program *program, const pk_tensor *const *results, i
   if (status != PK_OK) return status;
   program->room = program->count;
   program->plan.operations = program->count;
+  program->commit = find_commit(program);
   return place(program);
 }
 
@@ -270,6 +295,8 @@ pk_status pk_program_run(pk_program *program) {
   if (program->context->forecast && !program->context->trace) return status;
   for (int64_t i = 0; i < program->count && status == PK_OK; i++) {
     const pk_call *call = &program->list[i]->call;
+    if (i <= program->commit) status = pk_interrupt_check();
+    if (status != PK_OK) break;
     status = pk_call_run(call);
     if (status != PK_OK)
       pk_fail_within(status, "operation %lld of a recorded program", (long long)i + 1);

@@ -13,15 +13,23 @@ enum { COUNT = sizeof numbers / sizeof *numbers };
 /* Signals belong to the process, so their note cannot hang off a context. */
 static volatile sig_atomic_t pending, interrupts;
 static struct sigaction before[COUNT];
-static bool held;
+static bool held, stays;
 
 static void note_signal(int number) {
-  if (number == SIGINT && interrupts++ > 0) _exit(EXIT_INTERRUPTED);
+  if (number == SIGINT && interrupts++ > 0) {
+    if (!stays) _exit(EXIT_INTERRUPTED);
+    pk_interrupt_request();
+    return;
+  }
   if (!pending) pending = number;
   if (number != SIGINT) return;
   static const char text[] = "\npacklua: stopping after this step; ^C again stops at once\n";
   ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
   (void)written;
+}
+
+void pk_signals_stay(void) {
+  stays = true;
 }
 
 void pk_signals_hold(void) {

@@ -48,7 +48,7 @@ function checkpoint.metadata(trainer, about)
   local state = {
     format = FORMAT, step = t, tokens = t * trainer.config.training.batch_tokens,
     epoch = t > 0 and trainer.schedule:epoch_of_step(t - 1) or 0, mixings = trainer.mixings,
-    cursor = trainer.batches:cursor(), num_models = trainer.num_models,
+    cursor = trainer:cursor(), num_models = trainer.num_models,
     total_steps = trainer.total_steps, recipe = about.recipe, data = about.data,
     best = about.best or json.null, metrics_lines = about.metrics_lines or 0,
     device = context:device(), instruction_set = context:isa(), threads = context:threads(),
@@ -292,7 +292,7 @@ function State:restore(trainer, conversion)
   end
   self.file:read_into("guard", trainer.optimizer.guard)
   trainer.step_number, trainer.mixings = info.step, info.mixings
-  trainer.batches:set_cursor(info.cursor)
+  trainer:set_cursor(info.cursor)
 end
 
 --- Closes the file; twice is harmless.

@@ -63,6 +63,11 @@ function context.default()
   return default
 end
 
+--- The default context if there is one already, else nil.
+function context.opened()
+  return default
+end
+
 --- Makes a context the default, and returns it.
 function context.set_default(chosen)
   default = chosen

@@ -4,6 +4,7 @@
 -- The arrays handed to C are made once, so that a call leaves no garbage beyond its outputs.
 local caller = require "pack.caller"
 local context = require "pack.context"
+local failure = require "pack.failure"
 local ffi = require "ffi"
 local native = require "pack.native"
 
@@ -43,8 +44,12 @@ local defaults = {
 -- The Lua objects behind the pointers that C gets: nothing else need hold them while it runs.
 local held = {} -- luacheck: ignore 241
 
-local function refuse(format, ...)
+local function let_go()
   for i = 1, C.PK_MAX_INPUTS do held[i] = nil end
+end
+
+local function refuse(format, ...)
+  let_go()
   caller.raise(format, ...)
 end
 
@@ -298,6 +303,10 @@ local function fail(operation, handle, status, n_inputs, pointer)
     collect(handle)
     status = C.pk_op_run(handle, operation.number, inputs, n_inputs, outputs, operation.n_outputs,
       pointer)
+  end
+  if status == C.PK_INTERRUPTED then
+    let_go()
+    failure.interrupted()
   end
   if status ~= 0 then refuse("%s", ffi.string(C.pk_error_message())) end
 end

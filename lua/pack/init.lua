@@ -8,8 +8,8 @@ local pack = {
   version = require "pack.version",
 }
 
--- Functions that are worth a short name: name -> {module, its name there}.
-local functions = {
+--- Functions that are worth a short name: name -> {module, its name there}.
+pack.functions = {
   zeros = {"tensor", "zeros"},
   ones = {"tensor", "ones"},
   full = {"tensor", "full"},
@@ -21,7 +21,7 @@ local functions = {
 }
 
 local function find(name)
-  local place = functions[name]
+  local place = pack.functions[name]
   if place then return require("pack." .. place[1])[place[2]] end
   local module = "pack." .. name
   if package.loaded[module] or package.preload[module] or package.searchpath(module, package.path) then

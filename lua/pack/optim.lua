@@ -6,6 +6,7 @@
 -- every later update leaves parameters, moments and counters as they are.
 local failure = require "pack.failure"
 local ffi = require "ffi"
+local native = require "pack.native"
 local ops = require "pack.ops"
 local phase = require "pack.phase"
 local tensor = require "pack.tensor"
@@ -109,12 +110,14 @@ end
 -- takes the norms too, "mix" and "optimizer"; fused, clipping and mixing are part of the last.
 function Optimizer:update(losses, counts)
   local scale, norm = during(self, "clip", function() return measure(self, counts) end)
+  local held = native.C.pk_interrupt_hold(native.C.PK_HOLD_ALL) -- from here on all of it happens
   during(self, "clip", function() ops.check_finite(losses, norm, self.scalars, self.guard) end)
   if self.fused then
     during(self, "optimizer", function() apply_fused(self, scale, norm) end)
   else
     apply_separately(self, scale, norm)
   end
+  native.C.pk_interrupt_hold(held)
   return norm
 end
 

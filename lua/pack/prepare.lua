@@ -94,6 +94,7 @@ local function watch(handle, options)
   local progress, begin = ffi.new("pk_prepare_progress"), C.pk_clock()
   repeat
     C.pk_prepare_poll(handle, POLL_SECONDS, progress)
+    if C.pk_interrupt_check() ~= 0 then failure.interrupted() end
     local note = C.pk_prepare_note(handle)
     while note ~= nil do
       if options.note then options.note(ffi.string(note)) end

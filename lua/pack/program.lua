@@ -6,6 +6,7 @@
 local caller = require "pack.caller"
 local context = require "pack.context"
 local dispatch = require "pack.dispatch"
+local failure = require "pack.failure"
 local ffi = require "ffi"
 local native = require "pack.native"
 local ops = require "pack.ops"
@@ -64,10 +65,13 @@ function program.record(fn, inputs, device)
   return self
 end
 
---- Runs the program on what its inputs hold. Its results have new values then.
+--- Runs the program on what its inputs hold. Its results have new values then. What it writes to tensors from
+-- outside, other than gradients, is written whole or, when ^C interrupts it, not at all.
 function Program:run()
   if not self.handle then caller.raise("the program was freed") end
-  check_ok(C.pk_program_run(self.handle))
+  local status = C.pk_program_run(self.handle)
+  if status == C.PK_INTERRUPTED then failure.interrupted() end
+  check_ok(status)
 end
 
 --- The plan in bytes and counts: recorded, dropped, recomputed, operations, buffers, activations, workspace, slab.

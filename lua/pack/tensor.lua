@@ -16,8 +16,11 @@ local C = native.C
 local Tensor = ffi.typeof("pk_tensor")
 local is_tensor = dispatch.is_tensor
 
-local tensor = {}
 local methods = {}
+local tensor = {
+  --- The methods of tensors by name.
+  methods = methods,
+}
 
 --- dtype names by number, and numbers by name.
 tensor.dtypes = dispatch.dtypes
@@ -238,6 +241,17 @@ function methods:item()
   return self:read_numbers()[0]
 end
 
+--- What the values are like: a table with count, finite (how many are neither infinite nor NaN) and, of the
+-- finite ones, minimum, maximum, mean and deviation (divided by their number); nil for these if there are none.
+function methods:statistics()
+  local read = ffi.new("pk_statistics")
+  check_ok(C.pk_tensor_statistics(self, read))
+  local statistics = {count = tonumber(read.count), finite = tonumber(read.finite)}
+  if statistics.finite == 0 then return statistics end
+  for _, name in ipairs {"minimum", "maximum", "mean", "deviation"} do statistics[name] = read[name] end
+  return statistics
+end
+
 -- Shape ------------------------------------------------------------------------------------------
 
 --- The extent of dimension d, from 0.
@@ -387,13 +401,14 @@ metatable.__gc = C.pk_tensor_release
 
 -- Printing ---------------------------------------------------------------------------------------
 
-local EDGE = 6 -- entries shown along each dimension
+local EDGE, OUTER_EDGE = 6, 2 -- entries shown along the last two dimensions, and along those before
 
 local function number_text(number)
   return ("%.6g"):format(number)
 end
 
--- The first entries of each dimension, read one by one so that a large tensor prints at once.
+-- The first entries of each dimension, fewer of those before the last two, read one by one so that a large
+-- tensor prints at once.
 local function corner(self, shape, depth, at)
   if depth > #shape then
     local value = ffi.new("double[1]")
@@ -402,21 +417,30 @@ local function corner(self, shape, depth, at)
   end
   local inner = 1
   for d = depth + 1, #shape do inner = inner * shape[d] end
-  local parts = {}
-  for i = 0, math.min(shape[depth], EDGE) - 1 do
+  local parts, edge = {}, depth < #shape - 1 and OUTER_EDGE or EDGE
+  for i = 0, math.min(shape[depth], edge) - 1 do
     parts[#parts + 1] = corner(self, shape, depth + 1, at + i * inner)
   end
-  if shape[depth] > EDGE then parts[#parts + 1] = "..." end
+  if shape[depth] > edge then parts[#parts + 1] = "..." end
   local separator = depth < #shape and ",\n" .. (" "):rep(depth) or ", "
   return "{" .. table.concat(parts, separator) .. "}"
 end
 
-function metatable.__tostring(self)
-  local shape = self:sizes()
-  local head = ("%s [%s]"):format(self:dtype_name(), table.concat(shape, ", "))
+--- dtype, shape and device of a tensor: "f32 [2, 3] on cpu".
+function tensor.heading(self)
+  local head = ("%s [%s]"):format(self:dtype_name(), table.concat(self:sizes(), ", "))
   if self.storage == nil then return head .. " (freed)" end
-  local device = ffi.string(C.pk_context_device(self.context))
-  return ("%s on %s\n%s"):format(head, device, corner(self, shape, 1, 0))
+  return head .. " on " .. ffi.string(C.pk_context_device(self.context))
+end
+
+--- Text with a tensor's first entries; numbers are rounded to six digits.
+function tensor.corner(one)
+  return corner(one, one:sizes(), 1, 0)
+end
+
+function metatable.__tostring(self)
+  local head = tensor.heading(self)
+  return self.storage == nil and head or head .. "\n" .. tensor.corner(self)
 end
 
 ffi.metatype(Tensor, metatable)

@@ -1,5 +1,7 @@
 -- The training loop's machinery: data, model, optimizer, topology and schedule as one object that
 -- takes steps and evaluates. A recipe owns the loop; see recipes/train.lua.
+local configs = require "pack.config"
+local data = require "pack.data"
 local ffi = require "ffi"
 local llama = require "pack.llama"
 local loader = require "pack.loader"
@@ -7,6 +9,7 @@ local native = require "pack.native"
 local ops = require "pack.ops"
 local optim = require "pack.optim"
 local program = require "pack.program"
+local runtime = require "pack.runtime"
 local schedule = require "pack.schedule"
 local tensor = require "pack.tensor"
 local topology = require "pack.topology"
@@ -40,6 +43,20 @@ function trainer.create(config, options)
   self.validation, self.validation_complete = options.validation, options.validation_complete ~= false
   self.step_number, self.mixings = 0, 0
   self:allocate_batch()
+  return self
+end
+
+--- A trainer with everything that it needs: reads the configuration (a file, or a table of sections; default
+-- configs/tiny.lua), changes it by settings, a list of "section.key=value", opens its data and its device. Besides
+-- model, optimizer and batches (the loader) it has data, what pack.data.open returned.
+function trainer.open(source, settings)
+  source = source or "configs/tiny.lua"
+  local config = type(source) == "table" and configs.resolve {table = source, set = settings}
+    or configs.load(source, settings)
+  local opened = data.open(config)
+  local self = trainer.create(config, {context = (runtime.open(config)), train = opened.train,
+    validation = opened.validation, validation_complete = opened.validation_complete})
+  self.data = opened
   return self
 end
 
@@ -145,19 +162,41 @@ local function mean_loss(n, sums, counts)
   return count > 0 and sum / count or 0
 end
 
---- Takes one optimizer step and returns its record, a row of metrics.jsonl:
--- step, tokens, epoch, loss, loss_worker, grad_norm_worker, lr, gamma, topology_phase, step_seconds,
--- tokens_per_second, memory_bytes. Raises when a loss or norm is not finite.
-function Trainer:step()
-  local began = native.C.pk_clock()
-  local n, t = self.num_models, self.step_number
+-- Takes the batch of this step: the one that was taken before if that step came to nothing.
+function Trainer:next_batch()
+  if self.unfinished then self.batches:set_cursor(self.unfinished) end
+  self.unfinished = self.batches:cursor()
   self.batches:next(self.host_tokens, self.host_targets)
   self:write_batch()
+end
+
+--- Samples taken by the steps that were finished: where the next step's batch begins.
+function Trainer:cursor()
+  return self.unfinished or self.batches:cursor()
+end
+
+--- Goes to the batch that begins where so many samples were taken.
+function Trainer:set_cursor(taken)
+  self.unfinished = nil
+  self.batches:set_cursor(taken)
+end
+
+--- Takes one optimizer step and returns its record, a row of metrics.jsonl:
+-- step, tokens, epoch, loss, loss_worker, grad_norm_worker, lr, gamma, topology_phase, step_seconds,
+-- tokens_per_second, memory_bytes. Raises when a loss or norm is not finite. A step that ^C interrupts, or that
+-- fails, has not happened: weights, moments, counters and position are as before, and the next one takes its batch.
+function Trainer:step()
+  local began, held = native.C.pk_clock(), native.C.pk_interrupt_hold(native.C.PK_HOLD_CODE)
+  local n, t, phase = self.num_models, self.step_number, self.mixings
+  self:next_batch()
   local lr, gamma, mixes = self.schedule:lr(t), self.schedule:gamma(t), self.schedule:mixes(t)
   self.optimizer:prepare {t = t + 1, lr = lr, mixes = mixes,
     mixing = self:mixing_matrix(gamma, mixes)}
   local losses, counts, norms = self:run_step()
   self.optimizer:check()
+  self.step_number, self.unfinished = t + 1, nil
+  if mixes then self.mixings = phase + 1 end
+  native.C.pk_interrupt_hold(held)
   local sums, host_counts = losses:read_numbers(), counts:read_numbers()
   local seconds = native.C.pk_clock() - began
   local batch_tokens = self.config.training.batch_tokens
@@ -165,11 +204,9 @@ function Trainer:step()
     step = t, tokens = (t + 1) * batch_tokens, epoch = self.schedule:epoch_of_step(t),
     loss = mean_loss(n, sums, host_counts), loss_worker = per_worker(n, sums, host_counts),
     grad_norm_worker = per_worker(n, (norms:read_numbers())), lr = lr, gamma = gamma,
-    topology_phase = self.mixings, step_seconds = seconds,
+    topology_phase = phase, step_seconds = seconds,
     tokens_per_second = batch_tokens / seconds, memory_bytes = self.context:memory().total_peak,
   }
-  self.step_number = t + 1
-  if mixes then self.mixings = self.mixings + 1 end
   return record
 end
 
