@@ -42,7 +42,7 @@ local missing = {}
 for name in ([[
   sum mean maximum sum_to reshape transpose slice pad concat expand causal_mask fill random_normal
   random_uniform embedding embedding_grad pick unpick rmsnorm rmsnorm_grad rope swiglu swiglu_grad
-  cross_entropy cross_entropy_grad linear_cross_entropy linear_cross_entropy_grad
+  cross_entropy cross_entropy_grad
 ]]):gmatch("%S+") do missing[name] = true end
 
 local opened, other = pcall(context, {device = device})

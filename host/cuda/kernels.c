@@ -8,10 +8,12 @@
   row(add) row(subtract) row(multiply) row(divide) row(affine) row(negate) row(exp) row(log)       \
       row(sqrt) row(rsqrt) row(sigmoid) row(silu) row(cast) row(copy) row(attention)               \
           row(attention_grad) row(inverse_count) row(gradient_norm) row(check_finite) row(clip)    \
-              row(mix) row(adamw) row(update) row(average) row(consensus_distance) row(matmul)
+              row(mix) row(adamw) row(update) row(average) row(consensus_distance) row(matmul)     \
+                  row(linear_cross_entropy) row(linear_cross_entropy_grad)
 
 #define WITH_WORKSPACE(row)                                                                        \
-  row(attention_grad) row(gradient_norm) row(consensus_distance) row(matmul)
+  row(attention_grad) row(gradient_norm) row(consensus_distance) row(matmul)                       \
+      row(linear_cross_entropy) row(linear_cross_entropy_grad)
 /* clang-format on */
 
 #define ENTRY(name) [PK_OP_##name] = pk_cuda_##name,
