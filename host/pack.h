@@ -41,7 +41,7 @@ typedef enum pk_category {
 enum {
   PK_MAX_RANK = 6,
   PK_MAX_INPUTS = 12,
-  PK_MAX_OUTPUTS = 4,
+  PK_MAX_OUTPUTS = 5,
   PK_MAX_INTEGERS = 6,
   PK_MAX_NUMBERS = 4
 };
@@ -192,7 +192,8 @@ typedef enum pk_op_flags {
   PK_OP_ACCUMULATES = 2,    /* outputs may be added to, by pk_attributes.accumulate */
   PK_OP_IN_PLACE = 4,       /* writes to some of its inputs (marked ! in their names) */
   PK_OP_VIEW = 8,           /* the output shares its input's storage */
-  PK_OP_VARIADIC = 16       /* takes 1 .. PK_MAX_INPUTS inputs */
+  PK_OP_VARIADIC = 16,      /* takes 1 .. PK_MAX_INPUTS inputs */
+  PK_OP_REUSES = 32         /* an output may be in the memory of an input of its shape and dtype */
 } pk_op_flags;
 
 typedef struct pk_op_info {
@@ -234,9 +235,19 @@ typedef struct pk_program pk_program;
  * pk_program_free. Tensors made meanwhile belong to the program. Owned. */
 pk_status pk_program_begin(pk_context *context, pk_program **program);
 
-/* Ends the recording: drops operations that nothing reads and plans memory. results are the tensors
- * whose values stay readable after a run, until the next one. */
-pk_status pk_program_end(pk_program *program, const pk_tensor *const *results, int64_t n_results);
+/* Which results a program makes again instead of keeping them while they wait for a later use. */
+typedef enum pk_recompute {
+  PK_RECOMPUTE_NONE = 0,
+  PK_RECOMPUTE_CHEAP = 1,   /* those that take no product: norms, activations, casts */
+  PK_RECOMPUTE_AUTO = 2,    /* and products that save most, up to a twentieth more operations */
+  PK_RECOMPUTE_PRODUCTS = 3 /* all products that can be */
+} pk_recompute;
+
+/* Ends the recording: drops operations that nothing reads, rewrites the list and plans memory.
+ * results are the tensors whose values stay readable after a run, until the next one; recompute is
+ * a pk_recompute. */
+pk_status pk_program_end(pk_program *program, const pk_tensor *const *results, int64_t n_results,
+                         int recompute);
 
 /* Runs the operations in order; the first run takes the planned memory. */
 pk_status pk_program_run(pk_program *program);
@@ -247,6 +258,7 @@ void pk_program_free(pk_program *program);
 typedef struct pk_program_plan {
   int64_t recorded;    /* operations recorded */
   int64_t dropped;     /* of these, dropped as nothing reads their results */
+  int64_t merged;      /* pairs of an operation and its gradient that became one operation */
   int64_t recomputed;  /* operations that run again instead of keeping their results */
   int64_t operations;  /* operations that run */
   int64_t buffers;     /* tensors that belong to the program */

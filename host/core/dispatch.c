@@ -11,7 +11,8 @@ enum {
   A = PK_OP_ACCUMULATES,
   I = PK_OP_IN_PLACE,
   W = PK_OP_VIEW,
-  V = PK_OP_VARIADIC
+  V = PK_OP_VARIADIC,
+  R = PK_OP_REUSES
 };
 
 static pk_op_info infos[PK_OP_COUNT] = {

@@ -2,14 +2,16 @@
  * interpreter.
  *
  * While a context records, operations are checked and noted, not run; new tensors get storages
- * without memory. At the end, operations whose results nobody reads are dropped, and every buffer
- * gets a place in one slab by its lifetime. Replaying calls the kernels in order. */
+ * without memory. At the end, operations whose results nobody reads are dropped, passes of their
+ * own rewrite the list (merge.c, recompute.c), and every buffer gets a place in one slab
+ * (place.c). Replaying calls the kernels in order. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/context.h"
-#include "core/plan.h"
+#include "core/merge.h"
+#include "core/place.h"
 #include "core/program.h"
 #include "core/recompute.h"
 #include "core/trace.h"
@@ -17,8 +19,7 @@
 struct pk_program {
   pk_context *context;
   bool recording, failed;
-  pk_recorded **list;
-  int64_t count, room;
+  pk_recorded_list list;
   pk_tensor *results; /* shares of the storages that stay readable */
   int64_t n_results;
   pk_storage *slab; /* NULL until the first run */
@@ -40,67 +41,15 @@ pk_status pk_program_begin(pk_context *context, pk_program **program) {
   return PK_OK;
 }
 
-static pk_status make_room(pk_program *program) {
-  if (program->count < program->room) return PK_OK;
-  int64_t room = program->room ? 2 * program->room : 256;
-  pk_recorded **list = realloc(program->list, (size_t)room * sizeof *list);
-  if (!list) return pk_fail(PK_NO_MEMORY, "no host memory for a program of %lld", (long long)room);
-  program->list = list;
-  program->room = room;
-  return PK_OK;
-}
-
-const pk_tensor *pk_recorded_share(pk_tensor *place, const pk_tensor *tensor) {
-  if (!tensor) return NULL;
-  *place = *tensor;
-  place->storage->references++;
-  return place;
-}
-
-pk_status pk_recorded_create(const pk_call *call, pk_recorded **created) {
-  pk_recorded *entry = calloc(1, sizeof *entry);
-  if (!entry) return pk_fail(PK_NO_MEMORY, "no host memory to record an operation");
-  entry->call = *call;
-  for (int i = 0; i < call->n_inputs; i++)
-    entry->call.inputs[i] = pk_recorded_share(&entry->tensors[i], call->inputs[i]);
-  for (int o = 0; o < call->n_outputs; o++) {
-    pk_tensor *place = &entry->tensors[PK_MAX_INPUTS + o];
-    pk_recorded_share(place, call->outputs[o]);
-    entry->call.outputs[o] = place;
-  }
-  pk_workspace_rule rule = call->context->device->workspaces[call->op];
-  entry->workspace_bytes = rule ? rule(&entry->call) : 0;
-  *created = entry;
-  return PK_OK;
-}
-
-void pk_recorded_free(pk_recorded *entry) {
-  for (int t = 0; t < PK_RECORDED_TENSORS; t++) pk_tensor_release(&entry->tensors[t]);
-  free(entry);
-}
-
 pk_status pk_program_record(pk_program *program, const pk_call *call) {
-  pk_status status = make_room(program);
-  if (status == PK_OK) status = pk_recorded_create(call, &program->list[program->count]);
-  if (status == PK_OK) {
-    program->count++;
-  } else {
-    program->failed = true;
-  }
+  pk_recorded *entry;
+  pk_status status = pk_recorded_create(call, &entry);
+  if (status == PK_OK) status = pk_recorded_append(&program->list, entry);
+  if (status != PK_OK) program->failed = true;
   return status;
 }
 
 /* --- planning --- */
-
-bool pk_recorded_writes_input(const pk_op_info *info, int index) {
-  const char *names = info->inputs;
-  for (int i = 0; i < index; i++) {
-    names = strchr(names, ' ');
-    if (!names) return false;
-    names++;
-  }
-  return memchr(names, '!', strcspn(names, " ")) != NULL;
-}
 
 static bool writes_outside(const pk_tensor *tensor) {
   return tensor->storage && !tensor->storage->planned;
@@ -125,7 +74,7 @@ static bool writes_state(const pk_recorded *entry) {
 /* The operation up to which a run can be interrupted. */
 static int64_t find_commit(const pk_program *program) {
   int64_t i = 0;
-  while (i < program->count && !writes_state(program->list[i])) i++;
+  while (i < program->list.count && !writes_state(program->list.entries[i])) i++;
   return i;
 }
 
@@ -145,93 +94,23 @@ static bool is_needed(const pk_recorded *entry) {
   return false;
 }
 
-static void mark_live(pk_program *program) {
-  for (int64_t r = 0; r < program->n_results; r++) {
-    program->results[r].storage->needed = true;
-    program->results[r].storage->kept = true;
-  }
-  for (int64_t i = program->count - 1; i >= 0; i--) {
-    pk_recorded *entry = program->list[i];
-    entry->live = is_needed(entry);
-    for (int t = 0; entry->live && t < PK_RECORDED_TENSORS; t++)
-      if (entry->tensors[t].storage) entry->tensors[t].storage->needed = true;
-  }
-}
-
+/* Drops the operations that are not needed. */
 static void drop_dead(pk_program *program) {
-  int64_t kept = 0;
-  for (int64_t i = 0; i < program->count; i++) {
-    if (program->list[i]->live) {
-      program->list[kept++] = program->list[i];
-    } else {
-      pk_recorded_free(program->list[i]);
+  pk_recorded_list *list = &program->list;
+  int64_t first = list->count; /* of those kept, which gather at the end */
+  for (int64_t i = list->count - 1; i >= 0; i--) {
+    pk_recorded *entry = list->entries[i];
+    if (!is_needed(entry)) {
+      pk_recorded_free(entry);
+      continue;
     }
+    for (int t = 0; t < PK_RECORDED_TENSORS; t++)
+      if (entry->tensors[t].storage) entry->tensors[t].storage->needed = true;
+    list->entries[--first] = entry;
   }
-  program->plan.dropped = program->count - kept;
-  program->count = kept;
-}
-
-/* Numbers the storages of the program's own and notes their lifetimes in spans. Returns their
- * number. */
-static int64_t find_lifetimes(pk_program *program, pk_span *spans) {
-  int64_t count = 0;
-  for (int64_t i = 0; i < program->count; i++) {
-    for (int t = 0; t < PK_RECORDED_TENSORS; t++) {
-      pk_storage *storage = program->list[i]->tensors[t].storage;
-      if (!storage || !storage->planned) continue;
-      if (storage->span < 0) {
-        storage->span = count;
-        spans[count++] = (pk_span){.bytes = storage->bytes, .first = i};
-      }
-      spans[storage->span].last = i;
-    }
-  }
-  for (int64_t r = 0; r < program->n_results; r++) {
-    const pk_storage *storage = program->results[r].storage;
-    if (storage->planned && storage->span >= 0) spans[storage->span].last = program->count;
-  }
-  return count;
-}
-
-/* The largest sum of bytes in use at one time. */
-static int64_t largest_sum(const pk_program *program, const pk_span *spans, int64_t count) {
-  int64_t *change = calloc((size_t)program->count + 2, sizeof *change), largest = 0, sum = 0;
-  if (!change) return 0;
-  for (int64_t s = 0; s < count; s++) {
-    change[spans[s].first] += spans[s].bytes;
-    change[spans[s].last + 1] -= spans[s].bytes;
-  }
-  for (int64_t i = 0; i <= program->count; i++) {
-    sum += change[i];
-    if (sum > largest) largest = sum;
-  }
-  free(change);
-  return largest;
-}
-
-/* Gives every buffer and workspace its place in the slab. */
-static pk_status place(pk_program *program) {
-  int64_t most = program->count * (PK_RECORDED_TENSORS + 1) + 1;
-  pk_span *spans = malloc((size_t)most * sizeof *spans);
-  if (!spans) return pk_fail(PK_NO_MEMORY, "no host memory to plan a program");
-  int64_t buffers = find_lifetimes(program, spans), count = buffers;
-  program->plan.activations = largest_sum(program, spans, buffers);
-  program->plan.buffers = buffers;
-  for (int64_t i = 0; i < program->count; i++) {
-    int64_t bytes = program->list[i]->workspace_bytes;
-    if (bytes > program->plan.workspace) program->plan.workspace = bytes;
-    spans[count++] = (pk_span){.bytes = bytes, .first = i, .last = i};
-  }
-  pk_status status = pk_plan_offsets(spans, count, &program->plan.slab);
-  for (int64_t i = 0; i < program->count && status == PK_OK; i++) {
-    program->list[i]->workspace_offset = spans[buffers + i].offset;
-    for (int t = 0; t < PK_RECORDED_TENSORS; t++) {
-      pk_storage *storage = program->list[i]->tensors[t].storage;
-      if (storage && storage->planned) storage->slab_offset = spans[storage->span].offset;
-    }
-  }
-  free(spans);
-  return status;
+  program->plan.dropped = first;
+  list->count -= first;
+  memmove(list->entries, list->entries + first, (size_t)list->count * sizeof *list->entries);
 }
 
 static pk_status keep_results(pk_program *program, const pk_tensor *const *results,
@@ -241,6 +120,8 @@ static pk_status keep_results(pk_program *program, const pk_tensor *const *resul
   for (int64_t r = 0; r < n_results; r++) {
     if (!results[r]->storage) return pk_fail(PK_INVALID, "result %lld was freed", (long long)r + 1);
     pk_recorded_share(&program->results[program->n_results++], results[r]);
+    results[r]->storage->needed = true;
+    results[r]->storage->kept = true;
   }
   return PK_OK;
 }
@@ -250,21 +131,24 @@ static void stop_recording(pk_program *program) {
   program->recording = false;
 }
 
-pk_status pk_program_end(pk_program *program, const pk_tensor *const *results, int64_t n_results) {
+pk_status pk_program_end(pk_program *program, const pk_tensor *const *results, int64_t n_results,
+                         int recompute) {
   if (!program->recording) return pk_fail(PK_INVALID, "the program is not being recorded");
   stop_recording(program);
   if (program->failed) return pk_fail(PK_INVALID, "the program was not recorded whole");
-  program->plan.recorded = program->count;
+  if (recompute < PK_RECOMPUTE_NONE || recompute > PK_RECOMPUTE_PRODUCTS)
+    return pk_fail(PK_INVALID, "recompute %d is not a level", recompute);
+  pk_program_plan *plan = &program->plan;
+  pk_recorded_list *list = &program->list;
+  plan->recorded = list->count;
   pk_status status = keep_results(program, results, n_results);
   if (status != PK_OK) return status;
-  mark_live(program);
   drop_dead(program);
-  status = pk_recompute(&program->list, &program->count, &program->plan.recomputed);
-  if (status != PK_OK) return status;
-  program->room = program->count;
-  program->plan.operations = program->count;
+  status = pk_merge_gradients(list, &plan->merged);
+  if (status == PK_OK) status = pk_recompute_results(list, recompute, &plan->recomputed);
+  plan->operations = list->count;
   program->commit = find_commit(program);
-  return place(program);
+  return status == PK_OK ? pk_place_buffers(list, plan) : status;
 }
 
 /* --- running --- */
@@ -275,8 +159,8 @@ static pk_status take_slab(pk_program *program) {
   pk_status status =
       pk_storage_create(program->context, program->plan.slab, PK_ACTIVATIONS, &program->slab);
   if (status != PK_OK) return pk_fail_within(status, "the slab of a recorded program");
-  for (int64_t i = 0; i < program->count; i++) {
-    pk_recorded *entry = program->list[i];
+  for (int64_t i = 0; i < program->list.count; i++) {
+    pk_recorded *entry = program->list.entries[i];
     entry->call.workspace = (char *)program->slab->memory + entry->workspace_offset;
     for (int t = 0; t < PK_RECORDED_TENSORS; t++) {
       pk_storage *storage = entry->tensors[t].storage;
@@ -293,8 +177,8 @@ pk_status pk_program_run(pk_program *program) {
   }
   pk_status status = take_slab(program);
   if (program->context->forecast && !program->context->trace) return status;
-  for (int64_t i = 0; i < program->count && status == PK_OK; i++) {
-    const pk_call *call = &program->list[i]->call;
+  for (int64_t i = 0; i < program->list.count && status == PK_OK; i++) {
+    const pk_call *call = &program->list.entries[i]->call;
     if (i <= program->commit) status = pk_interrupt_check();
     if (status != PK_OK) break;
     status = pk_call_run(call);
@@ -307,9 +191,8 @@ pk_status pk_program_run(pk_program *program) {
 void pk_program_free(pk_program *program) {
   if (!program) return;
   stop_recording(program);
-  for (int64_t i = 0; i < program->count; i++) pk_recorded_free(program->list[i]);
   for (int64_t r = 0; r < program->n_results; r++) pk_tensor_release(&program->results[r]);
-  free(program->list);
+  pk_recorded_list_free(&program->list);
   free(program->results);
   if (program->slab) pk_storage_release(program->slab);
   pk_context_release(program->context);
@@ -333,11 +216,11 @@ static int describe_tensor(char *text, int size, const pk_tensor *tensor) {
 }
 
 pk_status pk_program_describe(const pk_program *program, int64_t index, char *text, int64_t size) {
-  if (index < 0 || index >= program->count) {
+  if (index < 0 || index >= program->list.count) {
     return pk_fail(PK_INVALID, "operation %lld of a program of %lld", (long long)index,
-                   (long long)program->count);
+                   (long long)program->list.count);
   }
-  const pk_call *call = &program->list[index]->call;
+  const pk_call *call = &program->list.entries[index]->call;
   int room = size > INT32_MAX ? INT32_MAX : (int)size;
   int used = snprintf(text, (size_t)room, "%s:", pk_op_describe(call->op)->name);
   for (int i = 0; i < call->n_inputs && used < room; i++)

@@ -1,123 +1,199 @@
-/* The choice of what to compute again, and the rewriting of the list. */
+/* The choice of results to drop and make again, and the list with these operations in it.
+ *
+ * A result is worth dropping where many operations lie between two of its uses, as between the
+ * forward and the backward pass. Its chain is what has to run again to make it: its own operation,
+ * and those of inputs that are gone by then. Results whose chains have no product are dropped
+ * first; then those that save most bytes for each operation of their chain's products. */
 #include "core/recompute.h"
 
+#include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "core/context.h"
 
-/* A result waits long when so many operations run between two of its uses. */
-enum { LONG_WAIT = 24, MOST_DEPTH = 3 };
+enum {
+  LONG_WAIT = 24,  /* operations between two uses */
+  MOST_EARLY = 24, /* how much earlier than it has to a dropped result may be made, for another */
+  MOST_DEPTH = 8   /* of a chain */
+};
 
-/* An operation to be run again, before operation `before` of the list. */
-typedef struct repeat {
-  pk_recorded *entry;
-  int64_t before;
-} repeat;
+/* What the products of a program may grow by with PK_RECOMPUTE_AUTO. */
+static const double AUTO_SHARE = 0.05;
+
+/* What the pass knows of a storage. */
+typedef struct record {
+  pk_storage *storage;
+  int64_t writer; /* the operation that makes it, or -1: none, or several */
+  int64_t first_write, last_write;
+  int64_t last_use;
+  int64_t early, late; /* the uses before and after the long wait; late is -1 if there is none */
+  int64_t needed;      /* where the first chain of a dropped result reads it */
+  bool dropped;
+  pk_storage *copy; /* while the list is made: what takes its place, */
+  int64_t copied;   /* and the operation before which it was made */
+} record;
 
 typedef struct pass {
-  pk_recorded **list;
-  int64_t count;
-  repeat *repeats;
-  int64_t n_repeats, room;
+  pk_recorded_list *list, made;
+  record *records;
+  int64_t n_records;
+  double budget; /* operations of products that may still be added */
+  bool products; /* may run again at all */
 } pass;
 
-static bool is_cheap(int op) {
-  return op == PK_OP_rmsnorm || op == PK_OP_swiglu || op == PK_OP_cast;
+/* --- looking at the list --- */
+
+static record *record_of(const pass *self, const pk_storage *storage) {
+  return storage ? &self->records[storage->span] : NULL;
 }
 
-static bool reads(const pk_recorded *entry, const pk_storage *storage) {
-  for (int i = 0; i < entry->call.n_inputs; i++)
-    if (entry->tensors[i].storage == storage) return true;
-  return false;
+static void note_use(record *one, int64_t i) {
+  if (one->late < 0 && one->last_use >= 0 && i - one->last_use > LONG_WAIT) {
+    one->early = one->last_use;
+    one->late = i;
+  }
+  one->last_use = i;
 }
 
-static bool writes(const pk_recorded *entry, const pk_storage *storage) {
-  const pk_op_info *info = pk_op_describe(entry->call.op);
-  for (int o = 0; o < entry->call.n_outputs; o++)
-    if (entry->tensors[PK_MAX_INPUTS + o].storage == storage) return true;
-  for (int i = 0; i < entry->call.n_inputs; i++)
-    if (entry->tensors[i].storage == storage && pk_recorded_writes_input(info, i)) return true;
-  return false;
+static void note_write(record *one, int64_t i) {
+  one->writer = one->first_write < 0 ? i : -1;
+  if (one->first_write < 0) one->first_write = i;
+  one->last_write = i;
 }
 
-/* Whether an operation in from .. to-1 writes the storage. */
-static bool written_between(const pass *self, const pk_storage *storage, int64_t from, int64_t to) {
-  for (int64_t i = from; i < to; i++)
-    if (writes(self->list[i], storage)) return true;
-  return false;
+/* Numbers all storages (in span) and notes who uses them. */
+static pk_status look(pass *self) {
+  const pk_recorded_list *list = self->list;
+  self->records = malloc((size_t)(list->count * PK_RECORDED_TENSORS + 1) * sizeof *self->records);
+  if (!self->records) return pk_fail(PK_NO_MEMORY, "no host memory to plan a program");
+  for (int64_t i = 0; i < list->count; i++) {
+    for (int t = 0; t < PK_RECORDED_TENSORS; t++) {
+      pk_storage *storage = list->entries[i]->tensors[t].storage;
+      if (!storage) continue;
+      if (storage->span < 0) {
+        storage->span = self->n_records;
+        self->records[self->n_records++] = (record){.storage = storage,
+                                                    .writer = -1,
+                                                    .first_write = -1,
+                                                    .last_write = -1,
+                                                    .last_use = -1,
+                                                    .late = -1,
+                                                    .needed = list->count};
+      }
+      record *one = record_of(self, storage);
+      if (one->last_use != i) note_use(one, i);
+      if (one->last_write != i && pk_recorded_writes(list->entries[i], storage)) note_write(one, i);
+    }
+  }
+  return PK_OK;
 }
 
-/* The last operation that reads the storage, repeats included by where they stand; -1 if none does.
+/* Floating-point operations of an operation's products with weights. */
+static double operations_of(const pk_call *call) {
+  const pk_tensor *a = call->inputs[0], *x = call->inputs[1];
+  switch (call->op) {
+  case PK_OP_matmul:
+    return 2.0 * (double)call->outputs[0]->numel *
+           (double)a->shape[a->rank - (call->attributes.integers[0] ? 2 : 1)];
+  case PK_OP_linear_cross_entropy:
+    return 2.0 * (double)a->numel * (double)call->inputs[1]->shape[1];
+  case PK_OP_linear_cross_entropy_grad:
+  case PK_OP_linear_cross_entropy_step:
+    return 6.0 * (double)x->numel * (double)call->inputs[2]->shape[1];
+  default:
+    return 0;
+  }
+}
+
+/* Whether the operation may run again, given its inputs: it makes nothing but results of its own.
  */
-static int64_t last_read(const pass *self, const pk_storage *storage) {
-  int64_t last = -1;
-  for (int64_t i = self->count - 1; i >= 0 && last < 0; i--)
-    if (reads(self->list[i], storage)) last = i;
-  for (int64_t r = 0; r < self->n_repeats; r++) {
-    if (self->repeats[r].before > last && reads(self->repeats[r].entry, storage))
-      last = self->repeats[r].before;
+static bool may_repeat(const pass *self, int64_t i) {
+  const pk_recorded *entry = self->list->entries[i];
+  switch (entry->call.op) {
+  case PK_OP_add:
+  case PK_OP_cast:
+  case PK_OP_rmsnorm:
+  case PK_OP_rope:
+  case PK_OP_swiglu:
+    break;
+  case PK_OP_matmul:
+    if (self->products) break;
+    return false;
+  default:
+    return false;
   }
-  return last;
-}
-
-/* The only operation that writes the storage, or -1. */
-static int64_t only_writer(const pass *self, const pk_storage *storage) {
-  int64_t writer = -1;
-  for (int64_t i = 0; i < self->count; i++) {
-    if (!writes(self->list[i], storage)) continue;
-    if (writer >= 0) return -1;
-    writer = i;
-  }
-  return writer;
-}
-
-/* The first use after a long wait, among the reads of the storage that `writer` writes; -1 if there
- * is none. */
-static int64_t late_use(const pass *self, const pk_storage *storage, int64_t writer) {
-  int64_t before = writer;
-  for (int64_t i = writer + 1; i < self->count; i++) {
-    if (!reads(self->list[i], storage)) continue;
-    if (i - before > LONG_WAIT) return i;
-    before = i;
-  }
-  return -1;
-}
-
-static bool can_repeat(const pass *self, int64_t writer, int64_t before, int depth);
-
-/* Whether the input of an operation is, or can be made, what it was, right before `before`. */
-static bool can_read(const pass *self, const pk_storage *storage, int64_t reader, int64_t before,
-                     int depth) {
-  if (written_between(self, storage, reader, before)) return false;
-  if (!storage->planned || last_read(self, storage) >= before) return true;
-  int64_t writer = only_writer(self, storage);
-  return writer >= 0 && can_repeat(self, writer, before, depth + 1);
-}
-
-static bool can_repeat(const pass *self, int64_t writer, int64_t before, int depth) {
-  const pk_recorded *entry = self->list[writer];
-  if (depth > MOST_DEPTH || !is_cheap(entry->call.op)) return false;
   for (int o = 0; o < entry->call.n_outputs; o++) {
-    const pk_storage *storage = entry->tensors[PK_MAX_INPUTS + o].storage;
-    if (!storage->planned || only_writer(self, storage) != writer) return false;
-  }
-  for (int i = 0; i < entry->call.n_inputs; i++) {
-    const pk_storage *storage = entry->tensors[i].storage;
-    if (storage && !can_read(self, storage, writer, before, depth)) return false;
+    const record *output = record_of(self, entry->tensors[PK_MAX_INPUTS + o].storage);
+    if (!output->storage->planned || output->writer != i) return false;
   }
   return true;
 }
 
-/* Makes entry's tensors that share `from` share `to` instead. */
-static void redirect(pk_recorded *entry, pk_storage *from, pk_storage *to) {
-  for (int t = 0; t < PK_RECORDED_TENSORS; t++) {
-    if (entry->tensors[t].storage != from) continue;
-    to->references++;
-    entry->tensors[t].storage = to;
-    pk_storage_release(from);
+/* --- choosing --- */
+
+/* Whether the storage holds, right before operation `at`, what it held at operation `reader`. */
+static bool is_there(const record *one, int64_t reader, int64_t at) {
+  if (one->last_write > reader && one->first_write < at) return false;
+  return !one->storage->planned || one->storage->kept || (!one->dropped && one->last_use >= at);
+}
+
+/* Follows the chain that makes a storage again right before `at`, and adds up its products'
+ * operations; to choose it, it notes what the chain reads. False if there is no such chain. */
+static bool follow(const pass *self, const record *one, int64_t at, int depth, bool choose,
+                   double *operations) {
+  if (depth > MOST_DEPTH || one->writer < 0 || !may_repeat(self, one->writer)) return false;
+  const pk_recorded *entry = self->list->entries[one->writer];
+  *operations += operations_of(&entry->call);
+  for (int i = 0; i < entry->call.n_inputs; i++) {
+    record *input = record_of(self, entry->tensors[i].storage);
+    if (!input) continue;
+    bool there = is_there(input, one->writer, at);
+    bool made = input->dropped && input->late - at <= MOST_EARLY;
+    if (!there && !made &&
+        (input->dropped || !follow(self, input, at, depth + 1, choose, operations)))
+      return false;
+    if (choose && at < input->needed) input->needed = at;
+  }
+  return true;
+}
+
+/* Whether a result can be dropped; its bytes for each operation that makes it again. */
+static bool can_drop(const pass *self, const record *one, double *operations) {
+  const pk_storage *storage = one->storage;
+  if (one->late < 0 || one->dropped || !storage->planned || storage->kept) return false;
+  if (one->late - one->needed > MOST_EARLY) return false;
+  *operations = 0;
+  return follow(self, one, one->late, 0, false, operations);
+}
+
+/* The result that is best dropped next, or NULL. */
+static record *choose(const pass *self) {
+  record *best = NULL;
+  double best_value = 0;
+  for (int64_t r = 0; r < self->n_records; r++) {
+    record *one = &self->records[r];
+    double operations;
+    if (!can_drop(self, one, &operations) || operations > self->budget) continue;
+    double value = operations > 0 ? (double)one->storage->bytes / operations : INFINITY;
+    bool larger = best && value == best_value && one->storage->bytes > best->storage->bytes;
+    if (value <= best_value && !larger) continue;
+    best = one;
+    best_value = value;
+  }
+  return best;
+}
+
+static void choose_all(pass *self) {
+  record *one;
+  while ((one = choose(self))) {
+    double operations = 0;
+    follow(self, one, one->late, 0, true, &operations);
+    self->budget -= operations;
+    one->dropped = true;
   }
 }
+
+/* --- making the list --- */
 
 /* A planned storage like another. */
 static pk_status storage_like(const pk_storage *storage, pk_storage **created) {
@@ -128,110 +204,95 @@ static pk_status storage_like(const pk_storage *storage, pk_storage **created) {
                            .references = 1,
                            .category = storage->category,
                            .planned = true,
-                           .span = -1};
+                           .span = storage->span};
   pk_context_retain(storage->context);
   return PK_OK;
 }
 
-static pk_status repeat_before(pass *self, int64_t writer, int64_t before);
-
-/* Has a repeated operation read inputs that are kept, repeating those that are not. */
-static pk_status provide_inputs(pass *self, pk_recorded *copy, int64_t before) {
-  for (int i = 0; i < copy->call.n_inputs; i++) {
-    pk_storage *storage = copy->tensors[i].storage;
-    if (!storage || !storage->planned || last_read(self, storage) >= before) continue;
-    pk_status status = repeat_before(self, only_writer(self, storage), before);
+/* Gives the outputs of a repeated operation, right before operation `at`, storages of their own. */
+static pk_status renew_outputs(pass *self, pk_recorded *entry, int64_t at) {
+  for (int o = 0; o < entry->call.n_outputs; o++) {
+    int t = PK_MAX_INPUTS + o;
+    record *output = record_of(self, entry->tensors[t].storage);
+    pk_storage *copy;
+    pk_status status = storage_like(output->storage, &copy);
     if (status != PK_OK) return status;
-    /* Its results are those of the repeat that was just added. */
-    pk_recorded *made = self->repeats[self->n_repeats - 1].entry;
-    const pk_recorded *original = self->list[only_writer(self, storage)];
-    for (int o = 0; o < made->call.n_outputs; o++) {
-      if (original->tensors[PK_MAX_INPUTS + o].storage == storage)
-        redirect(copy, storage, made->tensors[PK_MAX_INPUTS + o].storage);
-    }
+    if (output->copy) pk_storage_release(output->copy);
+    output->copy = copy;
+    output->copied = at;
+    pk_recorded_redirect(entry, t, copy);
   }
   return PK_OK;
 }
 
-/* Gives the copy's outputs storages of their own, which uses from `before` on read instead. */
-static pk_status renew_outputs(pass *self, pk_recorded *copy, int64_t before) {
-  for (int o = 0; o < copy->call.n_outputs; o++) {
-    pk_storage *old = copy->tensors[PK_MAX_INPUTS + o].storage, *new;
-    pk_status status = storage_like(old, &new);
-    if (status != PK_OK) return status;
-    old->references++; /* the list's own entry still writes it, but keep it while it is compared
-                          with */
-    redirect(copy, old, new);
-    for (int64_t i = before; i < self->count; i++) redirect(self->list[i], old, new);
-    pk_storage_release(old);
-    pk_storage_release(new);
-  }
-  return PK_OK;
-}
+static pk_status append(pass *self, pk_recorded *entry, int64_t at);
 
-static pk_status add_repeat(pass *self, pk_recorded *copy, int64_t before) {
-  if (self->n_repeats == self->room) {
-    int64_t room = self->room ? 2 * self->room : 64;
-    repeat *repeats = realloc(self->repeats, (size_t)room * sizeof *repeats);
-    if (!repeats) return pk_fail(PK_NO_MEMORY, "no host memory to plan a program");
-    self->repeats = repeats;
-    self->room = room;
-  }
-  self->repeats[self->n_repeats++] = (repeat){.entry = copy, .before = before};
-  return PK_OK;
-}
-
-static pk_status repeat_before(pass *self, int64_t writer, int64_t before) {
-  pk_recorded *copy;
-  pk_status status = pk_recorded_create(&self->list[writer]->call, &copy);
+/* Has the copy of a storage made, unless it was: a dropped result's serves all later uses, what a
+ * chain passes through only that chain. */
+static pk_status make_again(pass *self, const record *one, int64_t at) {
+  if (one->copy && (one->dropped || one->copied == at)) return PK_OK;
+  pk_recorded *entry;
+  pk_status status = pk_recorded_create(&self->list->entries[one->writer]->call, &entry);
   if (status != PK_OK) return status;
-  copy->live = true;
-  copy->call.phase = self->list[before]->call.phase;
-  status = provide_inputs(self, copy, before);
-  if (status == PK_OK) status = renew_outputs(self, copy, before);
-  if (status == PK_OK) status = add_repeat(self, copy, before);
-  if (status != PK_OK) pk_recorded_free(copy);
+  entry->call.phase = self->list->entries[at]->call.phase;
+  status = append(self, entry, at);
+  return status == PK_OK ? renew_outputs(self, entry, at) : status;
+}
+
+/* Appends an entry that runs at or right before operation `at`, after what makes its inputs. */
+static pk_status append(pass *self, pk_recorded *entry, int64_t at) {
+  for (int i = 0; i < entry->call.n_inputs; i++) {
+    record *input = record_of(self, entry->tensors[i].storage);
+    if (!input || !input->storage->planned || input->storage->kept) continue;
+    if (input->dropped ? at <= input->early : input->last_use >= at) continue;
+    pk_status status = make_again(self, input, at);
+    if (status != PK_OK) {
+      pk_recorded_free(entry);
+      return status;
+    }
+    pk_recorded_redirect(entry, i, input->copy);
+  }
+  return pk_recorded_append(&self->made, entry);
+}
+
+/* Makes the new list, to which the old one's entries go. */
+static pk_status make_list(pass *self) {
+  pk_recorded_list *list = self->list;
+  pk_status status = PK_OK;
+  for (int64_t i = 0; i < list->count; i++) {
+    if (status == PK_OK)
+      status = append(self, list->entries[i], i);
+    else
+      pk_recorded_free(list->entries[i]);
+  }
+  free(list->entries);
+  *list = self->made;
   return status;
 }
 
-/* The late use of any result of operation i that can be computed again; -1 if there is none. */
-static int64_t worth_repeating(const pass *self, int64_t i) {
-  const pk_recorded *entry = self->list[i];
-  if (!is_cheap(entry->call.op)) return -1;
-  const pk_storage *result = entry->tensors[PK_MAX_INPUTS].storage;
-  if (!result->planned || result->kept) return -1;
-  int64_t before = late_use(self, result, i);
-  return before >= 0 && can_repeat(self, i, before, 0) ? before : -1;
+static void forget(pass *self) {
+  for (int64_t r = 0; r < self->n_records; r++) {
+    self->records[r].storage->span = -1;
+    if (!self->records[r].copy) continue;
+    self->records[r].copy->span = -1;
+    pk_storage_release(self->records[r].copy);
+  }
+  free(self->records);
 }
 
-/* The list with the repeats in their places, those added later for the same place after those
- * before. */
-static pk_status merge(pass *self, pk_recorded ***list, int64_t *count) {
-  int64_t total = self->count + self->n_repeats, at = 0;
-  pk_recorded **merged = malloc((size_t)(total + 1) * sizeof *merged);
-  if (!merged) return pk_fail(PK_NO_MEMORY, "no host memory to plan a program");
-  for (int64_t i = 0; i <= self->count; i++) {
-    for (int64_t r = 0; r < self->n_repeats; r++)
-      if (self->repeats[r].before == i) merged[at++] = self->repeats[r].entry;
-    if (i < self->count) merged[at++] = self->list[i];
+pk_status pk_recompute_results(pk_recorded_list *list, int level, int64_t *recomputed) {
+  if (level == PK_RECOMPUTE_NONE) return PK_OK;
+  int64_t before = list->count;
+  pass self = {.list = list, .products = level != PK_RECOMPUTE_CHEAP, .budget = INFINITY};
+  if (level == PK_RECOMPUTE_AUTO) self.budget = 0;
+  for (int64_t i = 0; i < list->count && level == PK_RECOMPUTE_AUTO; i++)
+    self.budget += AUTO_SHARE * operations_of(&list->entries[i]->call);
+  pk_status status = look(&self);
+  if (status == PK_OK) {
+    choose_all(&self);
+    status = make_list(&self);
   }
-  free(*list);
-  *list = merged;
-  *count = total;
-  return PK_OK;
-}
-
-pk_status pk_recompute(pk_recorded ***list, int64_t *count, int64_t *recomputed) {
-  pass self = {.list = *list, .count = *count};
-  pk_status status = PK_OK;
-  for (int64_t i = 0; i < self.count && status == PK_OK; i++) {
-    int64_t before = worth_repeating(&self, i);
-    if (before >= 0) status = repeat_before(&self, i, before);
-  }
-  if (status == PK_OK) status = merge(&self, list, count);
-  if (status != PK_OK)
-    for (int64_t r = 0; r < self.n_repeats; r++) pk_recorded_free(self.repeats[r].entry);
-  *recomputed = self.n_repeats;
-  free(self.repeats);
+  forget(&self);
+  *recomputed = list->count - before;
   return status;
 }

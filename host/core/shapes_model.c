@@ -174,15 +174,35 @@ pk_status pk_shape_linear_cross_entropy(const pk_call *call, pk_shape *outputs) 
   return status ? status : loss_outputs(call, x, outputs);
 }
 
-pk_status pk_shape_linear_cross_entropy_grad(const pk_call *call, pk_shape *outputs) {
+/* The gradients of x and weight, inputs 1 and 2. */
+static pk_status linear_gradients(const pk_call *call, pk_shape *outputs) {
   const pk_tensor *x = call->inputs[1], *weight = call->inputs[2];
   int dtype = pk_shape_product_dtype(x->dtype);
+  pk_status status = pk_shape_set(call, &outputs[0], dtype, 3, x->shape);
+  return status ? status : pk_shape_set(call, &outputs[1], dtype, 3, weight->shape);
+}
+
+/* g, x, weight, targets. */
+static pk_status expect_linear_backward(const pk_call *call) {
+  const pk_tensor *x = call->inputs[1];
   pk_status status = expect_linear(call, 1);
   if (!status) status = expect_product(call, 0, x->dtype);
-  if (!status) status = expect_product(call, 4, x->dtype);
   if (!status) status = pk_shape_expect(call, 0, 1, x->shape, "x");
-  if (!status) status = expect_targets(call, 3, x, "x");
+  return status ? status : expect_targets(call, 3, x, "x");
+}
+
+pk_status pk_shape_linear_cross_entropy_grad(const pk_call *call, pk_shape *outputs) {
+  const pk_tensor *x = call->inputs[1];
+  pk_status status = expect_linear_backward(call);
+  if (!status) status = expect_product(call, 4, x->dtype);
   if (!status) status = pk_shape_expect(call, 4, 2, x->shape, "x");
-  if (!status) status = pk_shape_set(call, &outputs[0], dtype, 3, x->shape);
-  return status ? status : pk_shape_set(call, &outputs[1], dtype, 3, weight->shape);
+  return status ? status : linear_gradients(call, outputs);
+}
+
+pk_status pk_shape_linear_cross_entropy_step(const pk_call *call, pk_shape *outputs) {
+  pk_status status = expect_linear_backward(call);
+  if (!status && call->attributes.accumulate & 7)
+    return pk_shape_refuse(call, "loss, count and lse cannot be added to");
+  if (!status) status = loss_outputs(call, call->inputs[1], outputs);
+  return status ? status : linear_gradients(call, outputs + 3);
 }

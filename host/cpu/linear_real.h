@@ -1,19 +1,26 @@
 /* The arithmetic of linear_loss.c for one REAL: included once for float and once for double. */
 
-/* A tile of logits: rows of x [rows, d] against tokens of weight [tokens, d], TILE_LD apart. */
+/* A tile of logits: rows of x [rows, d] against tokens of weight [tokens, d], ld apart. */
 static void NAMED(logits_tile)(const linear_job *job, const REAL *x, const REAL *weight,
                                int64_t rows, int64_t tokens, REAL *tile) {
   REAL_GEMM(false, true, rows, tokens, job->width, 1, x, job->width, weight, job->width, 0, tile,
-            TILE_LD);
+            job->ld);
 }
 
-/* Adds a tile's row to a running sum of e^(logit - top); the row is used up. */
-static void NAMED(extend_sum)(REAL *row, int64_t count, REAL *top, double *sum) {
-  REAL largest = NAMED(row_largest)(row, count);
-  if (!(largest > *top)) largest = *top;
-  NAMED(row_exponentials)(row, largest, count);
-  double before = *sum == 0 ? 0 : *sum * exp((double)*top - (double)largest); /* a NaN stays */
-  *sum = before + (double)NAMED(row_sum)(row, count);
+/* The sum of e^(logit - top) over a tile's row, top its largest logit. */
+static double NAMED(tile_sum)(const REAL *row, int64_t count, REAL *top) {
+  REAL part[TOKENS];
+  *top = NAMED(row_largest)(row, count);
+  memcpy(part, row, (size_t)count * sizeof *part);
+  NAMED(row_exponentials)(part, *top > -INFINITY ? *top : 0, count);
+  return (double)NAMED(row_sum)(part, count);
+}
+
+/* Adds a tile's sum to that of the tiles before it. */
+static void NAMED(extend_sum)(REAL *top, double *sum, REAL tile_top, double tile_sum) {
+  REAL largest = tile_top > *top ? tile_top : *top;
+  *sum = scaled(*sum, (double)*top - (double)largest) +
+         scaled(tile_sum, (double)tile_top - (double)largest);
   *top = largest;
 }
 
@@ -24,25 +31,73 @@ static void NAMED(forward_block)(const linear_job *job, int64_t worker, int64_t 
   REAL *lse = (REAL *)pk_tensor_data(job->lse) + worker * job->lse->stride + first;
   double *picked = job->picked + worker * job->rows + first, sums[MOST_ROWS] = {0};
   REAL tops[MOST_ROWS], *tile = scratch;
-  REAL *weight_scratch = tile + TILE_ROWS * TILE_LD;
+  REAL *weight_scratch = tile + job->tile_rows * job->ld;
   const REAL *x = pk_widened(job->x, worker * job->x->stride + first * job->width,
-                             rows * job->width, weight_scratch + TOKENS * job->width);
+                             rows * job->width, weight_scratch + job->tokens * job->width);
   for (int64_t r = 0; r < rows; r++) tops[r] = -INFINITY;
   for (int64_t v = 0; v < job->vocabulary; v += job->tokens) {
     int64_t tokens = at_most(job->vocabulary - v, job->tokens);
     const REAL *weight = pk_widened(job->weight, worker * job->weight->stride + v * job->width,
                                     tokens * job->width, weight_scratch);
     for (int64_t r = 0; r < rows; r++) {
-      if (r % TILE_ROWS == 0) {
-        int64_t tile_rows = at_most(rows - r, TILE_ROWS);
+      if (r % job->tile_rows == 0) {
+        int64_t tile_rows = at_most(rows - r, job->tile_rows);
         NAMED(logits_tile)(job, x + r * job->width, weight, tile_rows, tokens, tile);
       }
-      REAL *row = tile + r % TILE_ROWS * TILE_LD;
+      const REAL *row = tile + r % job->tile_rows * job->ld;
       if (targets[r] >= v && targets[r] < v + tokens) picked[r] = row[targets[r] - v];
-      NAMED(extend_sum)(row, tokens, &tops[r], &sums[r]);
+      REAL top;
+      double sum = NAMED(tile_sum)(row, tokens, &top);
+      NAMED(extend_sum)(&tops[r], &sums[r], top, sum);
     }
   }
   for (int64_t r = 0; r < rows; r++) lse[r] = (REAL)((double)tops[r] + log(sums[r]));
+}
+
+/* The kept tile from chunk row `row` and token v on. */
+static REAL *NAMED(kept_tile)(const linear_job *job, int64_t row, int64_t v) {
+  int64_t row_tiles = (job->chunk_rows + job->tile_rows - 1) / job->tile_rows;
+  int64_t tile = v / job->tokens * row_tiles + row / job->tile_rows;
+  return (REAL *)(void *)job->tiles + tile * job->tile_rows * job->ld;
+}
+
+/* One group of the vocabulary against the chunk's rows: its tiles of logits and their sums. */
+static void NAMED(keep_group)(const linear_job *job, int64_t group, void *scratch) {
+  int64_t width = job->width, first = group * job->group_tokens, tiles = token_tiles(job);
+  int64_t last = at_most(first + job->group_tokens, job->vocabulary);
+  REAL *weight_scratch = (REAL *)scratch + job->tile_rows * job->ld;
+  for (int64_t v = first; v < last; v += job->tokens) {
+    int64_t tokens = at_most(last - v, job->tokens);
+    const REAL *weight = pk_widened(job->weight, job->worker * job->weight->stride + v * width,
+                                    tokens * width, weight_scratch);
+    for (int64_t r = 0; r < job->chunk_rows; r += job->tile_rows) {
+      int64_t rows = at_most(job->chunk_rows - r, job->tile_rows);
+      REAL *tile = NAMED(kept_tile)(job, r, v);
+      NAMED(logits_tile)(job, (const REAL *)job->x_chunk + r * width, weight, rows, tokens, tile);
+      for (int64_t i = 0; i < rows; i++) {
+        int64_t place = (r + i) * tiles + v / job->tokens;
+        job->sums[place] = NAMED(tile_sum)(tile + i * job->ld, tokens, (REAL *)job->tops + place);
+      }
+    }
+  }
+}
+
+/* log-sum-exp and target logit of some of the chunk's rows. */
+static void NAMED(join_sums)(const linear_job *job, int64_t row, int64_t rows) {
+  int64_t tiles = token_tiles(job), start = job->first;
+  const int32_t *targets = targets_of(job, job->worker) + start;
+  REAL *lse = (REAL *)pk_tensor_data(job->lse) + job->worker * job->lse->stride + start;
+  double *picked = job->picked + job->worker * job->rows + start;
+  for (int64_t r = row; r < row + rows; r++) {
+    REAL top = -INFINITY;
+    double sum = 0;
+    for (int64_t tile = r * tiles; tile < (r + 1) * tiles; tile++)
+      NAMED(extend_sum)(&top, &sum, ((const REAL *)job->tops)[tile], job->sums[tile]);
+    lse[r] = (REAL)((double)top + log(sum));
+    if (targets[r] == PK_IGNORED) continue;
+    const REAL *logits = NAMED(kept_tile)(job, r, targets[r]) + r % job->tile_rows * job->ld;
+    picked[r] = logits[targets[r] % job->tokens];
+  }
 }
 
 /* A tile of logits, from chunk row `row` and token v on, becomes (softmax - onehot) g. */
@@ -53,7 +108,7 @@ static void NAMED(slopes_tile)(const linear_job *job, int64_t row, int64_t rows,
       (const REAL *)pk_tensor_data(job->lse) + job->worker * job->lse->stride + job->first + row;
   REAL g = ((const REAL *)pk_tensor_data(job->g))[job->worker * job->g->stride];
   for (int64_t r = 0; r < rows; r++) {
-    REAL *restrict slopes = tile + r * TILE_LD;
+    REAL *restrict slopes = tile + r * job->ld;
     if (targets[r] == PK_IGNORED) {
       memset(slopes, 0, (size_t)tokens * sizeof *slopes);
       continue;
@@ -70,7 +125,7 @@ static void NAMED(slopes_tile)(const linear_job *job, int64_t row, int64_t rows,
 static void NAMED(backward_group)(const linear_job *job, int64_t group, void *scratch) {
   int64_t width = job->width, worker = job->worker, first = group * job->group_tokens;
   int64_t last = at_most(first + job->group_tokens, job->vocabulary);
-  REAL *tile = scratch, *weight_scratch = tile + TILE_ROWS * TILE_LD;
+  REAL *tile = scratch, *weight_scratch = tile + job->tile_rows * job->ld;
   REAL *partial = (REAL *)job->partials + group * job->chunk_rows * width;
   REAL *grads = (REAL *)pk_tensor_data(job->weight_grad) + worker * job->weight_grad->stride;
   const REAL *x = job->x_chunk;
@@ -78,14 +133,17 @@ static void NAMED(backward_group)(const linear_job *job, int64_t group, void *sc
     int64_t tokens = at_most(last - v, job->tokens);
     const REAL *weight = pk_widened(job->weight, worker * job->weight->stride + v * width,
                                     tokens * width, weight_scratch);
-    for (int64_t r = 0; r < job->chunk_rows; r += TILE_ROWS) {
-      int64_t rows = at_most(job->chunk_rows - r, TILE_ROWS);
+    for (int64_t r = 0; r < job->chunk_rows; r += job->tile_rows) {
+      int64_t rows = at_most(job->chunk_rows - r, job->tile_rows);
       bool adds = job->accumulate_weight || job->first + r > 0;
-      NAMED(logits_tile)(job, x + r * width, weight, rows, tokens, tile);
+      if (job->tiles)
+        tile = NAMED(kept_tile)(job, r, v);
+      else
+        NAMED(logits_tile)(job, x + r * width, weight, rows, tokens, tile);
       NAMED(slopes_tile)(job, r, rows, v, tokens, tile);
-      REAL_GEMM(true, false, tokens, width, rows, 1, tile, TILE_LD, x + r * width, width, adds,
+      REAL_GEMM(true, false, tokens, width, rows, 1, tile, job->ld, x + r * width, width, adds,
                 grads + v * width, width);
-      REAL_GEMM(false, false, rows, width, tokens, 1, tile, TILE_LD, weight, width, v > first,
+      REAL_GEMM(false, false, rows, width, tokens, 1, tile, job->ld, weight, width, v > first,
                 partial + r * width, width);
     }
   }

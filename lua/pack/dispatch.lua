@@ -330,16 +330,17 @@ local function run(operation, handle, n_inputs, given, list)
   local status = C.pk_op_run(handle, operation.number, inputs, n_inputs, outputs, n_outputs, pointer)
   if status ~= 0 then fail(operation, handle, status, n_inputs, pointer) end
   for i = 1, n_inputs do held[i] = nil end
-  local first, second, third
+  local first, second, third, fourth, fifth
   if n_outputs > 0 then first = take_output(out, 1) end
   if n_outputs > 1 then second = take_output(out, 2) end
   if n_outputs > 2 then third = take_output(out, 3) end
+  if n_outputs > 3 then fourth, fifth = take_output(out, 4), take_output(out, 5) end
   if C.pk_memory_pressure(handle, 0) > threshold then collect(handle) end
   if dispatch.record then
-    dispatch.record(operation, given or nothing, list, {first, second, third})
+    dispatch.record(operation, given or nothing, list, {first, second, third, fourth, fifth})
   end
   if n_outputs == 1 then return first end
-  if n_outputs > 1 then return first, second, third end
+  if n_outputs > 1 then return first, second, third, fourth, fifth end
 end
 
 local function of_none(operation)

@@ -42,9 +42,20 @@ local function check_results(results)
   end
 end
 
+local levels = {none = C.PK_RECOMPUTE_NONE, cheap = C.PK_RECOMPUTE_CHEAP, auto = C.PK_RECOMPUTE_AUTO,
+  products = C.PK_RECOMPUTE_PRODUCTS}
+
+local function level_of(options)
+  local name = options and options.recompute or "auto"
+  return levels[name] or caller.raise("recompute '%s' is not none, cheap, auto or products", tostring(name))
+end
+
 --- Records fn(unpack(inputs)) on a device context. Returns the program; its results are those of fn.
-function program.record(fn, inputs, device)
-  local handle = context.handle_of(device)
+-- options: recompute, which results are made again instead of being kept while they wait long: "none", "cheap"
+-- (norms, activations, casts), "auto" (the default: also the products that save most memory for their work, up to
+-- a twentieth of all products' operations more) or "products" (all that can be).
+function program.record(fn, inputs, device, options)
+  local handle, level = context.handle_of(device), level_of(options)
   local made = ffi.new("pk_program *[1]")
   check_ok(C.pk_program_begin(handle, made))
   local self = setmetatable({handle = ffi.gc(made[0], C.pk_program_free), inputs = inputs}, Program)
@@ -61,7 +72,7 @@ function program.record(fn, inputs, device)
   end
   local pointers = ffi.new("const pk_tensor *[?]", #self.results + 1)
   for i, result in ipairs(self.results) do pointers[i - 1] = result end
-  check_ok(C.pk_program_end(self.handle, pointers, #self.results))
+  check_ok(C.pk_program_end(self.handle, pointers, #self.results, level))
   return self
 end
 
@@ -74,12 +85,13 @@ function Program:run()
   check_ok(status)
 end
 
---- The plan in bytes and counts: recorded, dropped, recomputed, operations, buffers, activations, workspace, slab.
+--- The plan in bytes and counts: recorded, dropped, merged, recomputed, operations, buffers, activations, workspace, slab.
 function Program:memory()
   local read = ffi.new("pk_program_plan")
   C.pk_program_read_plan(self.handle, read)
   local plan = {}
-  for _, name in ipairs {"recorded", "dropped", "recomputed", "operations", "buffers", "activations", "workspace", "slab"} do
+  for _, name in ipairs {"recorded", "dropped", "merged", "recomputed", "operations", "buffers", "activations",
+    "workspace", "slab"} do
     plan[name] = tonumber(read[name])
   end
   return plan
@@ -122,7 +134,7 @@ function Compiled:__call(...)
   local key = key_of(given)
   local one = self.programs[key]
   if not one then
-    one = program.record(self.fn, inputs_like(given), given[1] and {handle = given[1].context})
+    one = program.record(self.fn, inputs_like(given), given[1] and {handle = given[1].context}, self.options)
     self.programs[key] = one
   end
   for i, input in ipairs(given) do ops.copy(input, {out = one.inputs[i]}) end
@@ -142,9 +154,10 @@ function Compiled:free()
 end
 
 --- A callable object that behaves as fn, a function of tensors that returns tensors: recorded at the first call with inputs
--- of given shapes, replayed from then on. Its results are overwritten by the next call.
-function program.compile(fn)
-  return setmetatable({fn = fn, programs = {}}, Compiled)
+-- of given shapes, replayed from then on. Its results are overwritten by the next call. options: see program.record.
+function program.compile(fn, options)
+  level_of(options)
+  return setmetatable({fn = fn, options = options, programs = {}}, Compiled)
 end
 
 return program
