@@ -259,6 +259,7 @@ typedef struct pk_program_plan {
   int64_t recorded;    /* operations recorded */
   int64_t dropped;     /* of these, dropped as nothing reads their results */
   int64_t merged;      /* pairs of an operation and its gradient that became one operation */
+  int64_t fused;       /* casts and additions that their neighbours took over */
   int64_t recomputed;  /* operations that run again instead of keeping their results */
   int64_t operations;  /* operations that run */
   int64_t buffers;     /* tensors that belong to the program */

@@ -3,13 +3,14 @@
  *
  * While a context records, operations are checked and noted, not run; new tensors get storages
  * without memory. At the end, operations whose results nobody reads are dropped, passes of their
- * own rewrite the list (merge.c, recompute.c), and every buffer gets a place in one slab
+ * own rewrite the list (merge.c, fuse.c, recompute.c), and every buffer gets a place in one slab
  * (place.c). Replaying calls the kernels in order. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/context.h"
+#include "core/fuse.h"
 #include "core/merge.h"
 #include "core/place.h"
 #include "core/program.h"
@@ -145,7 +146,9 @@ pk_status pk_program_end(pk_program *program, const pk_tensor *const *results, i
   if (status != PK_OK) return status;
   drop_dead(program);
   status = pk_merge_gradients(list, &plan->merged);
+  if (status == PK_OK) status = pk_fuse_casts(list, &plan->fused);
   if (status == PK_OK) status = pk_recompute_results(list, recompute, &plan->recomputed);
+  if (status == PK_OK) status = pk_fuse_additions(list, &plan->fused);
   plan->operations = list->count;
   program->commit = find_commit(program);
   return status == PK_OK ? pk_place_buffers(list, plan) : status;

@@ -12,7 +12,7 @@
 #include "core/context.h"
 
 enum {
-  LONG_WAIT = 24,  /* operations between two uses */
+  LONG_WAIT = 6,   /* operations between two uses */
   MOST_EARLY = 24, /* how much earlier than it has to a dropped result may be made, for another */
   MOST_DEPTH = 8   /* of a chain */
 };
@@ -26,7 +26,7 @@ typedef struct record {
   int64_t writer; /* the operation that makes it, or -1: none, or several */
   int64_t first_write, last_write;
   int64_t last_use;
-  int64_t early, late; /* the uses before and after the long wait; late is -1 if there is none */
+  int64_t early, late; /* the uses before and after the longest wait; late is -1 if none is long */
   int64_t needed;      /* where the first chain of a dropped result reads it */
   bool dropped;
   pk_storage *copy; /* while the list is made: what takes its place, */
@@ -48,7 +48,8 @@ static record *record_of(const pass *self, const pk_storage *storage) {
 }
 
 static void note_use(record *one, int64_t i) {
-  if (one->late < 0 && one->last_use >= 0 && i - one->last_use > LONG_WAIT) {
+  int64_t longest = one->late < 0 ? LONG_WAIT : one->late - one->early;
+  if (one->last_use >= 0 && i - one->last_use > longest) {
     one->early = one->last_use;
     one->late = i;
   }

@@ -68,6 +68,7 @@ pk_status pk_shape_embedding_grad(const pk_call *call, pk_shape *outputs);
 pk_status pk_shape_pick(const pk_call *call, pk_shape *outputs);
 pk_status pk_shape_unpick(const pk_call *call, pk_shape *outputs);
 pk_status pk_shape_rmsnorm(const pk_call *call, pk_shape *outputs);
+pk_status pk_shape_add_rmsnorm(const pk_call *call, pk_shape *outputs);
 pk_status pk_shape_rmsnorm_grad(const pk_call *call, pk_shape *outputs);
 pk_status pk_shape_rope(const pk_call *call, pk_shape *outputs);
 pk_status pk_shape_swiglu(const pk_call *call, pk_shape *outputs);

@@ -1,19 +1,45 @@
 /* Shape rules of the model's fused pieces and of the losses. */
 #include "core/shapes.h"
 
-pk_status pk_shape_rmsnorm(const pk_call *call, pk_shape *outputs) {
+/* Output as input i, in bf16 where the attribute half (an integer) asks for it. */
+static pk_status like_or_half(const pk_call *call, pk_shape *output, int i, int half) {
+  const pk_tensor *input = call->inputs[i];
+  if (!call->attributes.integers[half]) return pk_shape_like(call, output, i);
+  if (input->dtype != PK_F32)
+    return pk_shape_refuse(call, "half makes bf16 of f32, not of %s", pk_dtype_name(input->dtype));
+  return pk_shape_set(call, output, PK_BF16, input->rank, input->shape);
+}
+
+/* x [N, R, d], input 0, has a norm with weight [N, d], input i, of its dtype. */
+static pk_status expect_norm(const pk_call *call, int i, const char *from) {
   const pk_tensor *x = call->inputs[0];
   double eps = call->attributes.numbers[0];
   pk_status status = pk_shape_expect_dtype(call, 0, PK_ARITHMETIC);
-  if (!status) status = pk_shape_expect_same_dtype(call, 0, 1);
+  if (!status) status = pk_shape_expect_same_dtype(call, 0, i);
   if (!status) status = pk_shape_expect_rank(call, 0, 3, "[N, R, d]");
   if (status) return status;
   int64_t weight[2] = {x->shape[0], x->shape[2]};
-  status = pk_shape_expect(call, 1, 2, weight, "x [N, R, d]");
-  if (status) return status;
-  if (!(eps >= 0 && eps < 1e300)) return pk_shape_refuse(call, "eps %g is not a number >= 0", eps);
-  status = pk_shape_like(call, &outputs[0], 0);
+  status = pk_shape_expect(call, i, 2, weight, from);
+  if (!status && !(eps >= 0 && eps < 1e300))
+    return pk_shape_refuse(call, "eps %g is not a number >= 0", eps);
+  return status;
+}
+
+pk_status pk_shape_rmsnorm(const pk_call *call, pk_shape *outputs) {
+  const pk_tensor *x = call->inputs[0];
+  pk_status status = expect_norm(call, 1, "x [N, R, d]");
+  if (!status) status = like_or_half(call, &outputs[0], 0, 0);
   return status ? status : pk_shape_set(call, &outputs[1], x->dtype, 2, x->shape);
+}
+
+pk_status pk_shape_add_rmsnorm(const pk_call *call, pk_shape *outputs) {
+  const pk_tensor *a = call->inputs[0];
+  pk_status status = expect_norm(call, 2, "a [N, R, d]");
+  if (!status) status = pk_shape_expect_same_dtype(call, 0, 1);
+  if (!status) status = pk_shape_expect(call, 1, 3, a->shape, "a");
+  if (!status) status = pk_shape_like(call, &outputs[0], 0);
+  if (!status) status = like_or_half(call, &outputs[1], 0, 0);
+  return status ? status : pk_shape_set(call, &outputs[2], a->dtype, 2, a->shape);
 }
 
 pk_status pk_shape_rmsnorm_grad(const pk_call *call, pk_shape *outputs) {
@@ -40,7 +66,7 @@ pk_status pk_shape_rope(const pk_call *call, pk_shape *outputs) {
     return pk_shape_refuse(call, "the head dimension %lld is odd", (long long)x->shape[4]);
   if (!(theta > 0 && theta < 1e300))
     return pk_shape_refuse(call, "theta %g is not a number > 0", theta);
-  return pk_shape_like(call, outputs, 0);
+  return like_or_half(call, outputs, 0, 1);
 }
 
 /* The first count inputs are floats of one dtype and shape. */
@@ -56,13 +82,13 @@ static pk_status expect_alike(const pk_call *call, int count, const char *from) 
 
 pk_status pk_shape_swiglu(const pk_call *call, pk_shape *outputs) {
   pk_status status = expect_alike(call, 2, "gate");
-  return status ? status : pk_shape_like(call, outputs, 0);
+  return status ? status : like_or_half(call, outputs, 0, 0);
 }
 
 pk_status pk_shape_swiglu_grad(const pk_call *call, pk_shape *outputs) {
   pk_status status = expect_alike(call, 3, "g");
-  if (!status) status = pk_shape_like(call, &outputs[0], 1);
-  return status ? status : pk_shape_like(call, &outputs[1], 2);
+  if (!status) status = like_or_half(call, &outputs[0], 1, 0);
+  return status ? status : like_or_half(call, &outputs[1], 2, 0);
 }
 
 /* q, k and v, from input first on, have one dtype and the same shape [N, B, T, H, K]. */

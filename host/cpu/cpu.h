@@ -23,6 +23,16 @@
 /* The name of a kernel's workspace rule. */
 #define PK_WORKSPACE_OF(name) PK_JOIN(pk_cpu_workspace_, name, PK_ISA)
 
+/* Before a loop whose rounds only meet in memory where one reads and then writes its own elements:
+ * an output may be in the place of an input. */
+#if defined(__clang__)
+#define PK_EACH _Pragma("clang loop vectorize(assume_safety)")
+#elif defined(__GNUC__)
+#define PK_EACH _Pragma("GCC ivdep")
+#else
+#define PK_EACH
+#endif
+
 /* The pool of the device that runs the call. */
 pk_threads *pk_cpu_threads(const pk_call *call);
 

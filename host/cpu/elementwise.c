@@ -36,29 +36,35 @@ INLINE double pair_f64(int op, double a, double b) {
 }
 
 INLINE void pair_row_f32(int op, int64_t count, char *const data[3], const int64_t strides[3]) {
-  float *restrict y = (float *)data[0];
+  float *y = (float *)data[0];
   const float *a = (const float *)data[1], *b = (const float *)data[2];
   int64_t sy = strides[0], sa = strides[1], sb = strides[2];
   if (sy == 1 && sa == 1 && sb == 1) {
+    PK_EACH
     for (int64_t i = 0; i < count; i++) y[i] = pair_f32(op, a[i], b[i]);
   } else if (sy == 1 && sa == 1 && sb == 0) {
     float value = b[0];
+    PK_EACH
     for (int64_t i = 0; i < count; i++) y[i] = pair_f32(op, a[i], value);
   } else if (sy == 1 && sa == 0 && sb == 1) {
     float value = a[0];
+    PK_EACH
     for (int64_t i = 0; i < count; i++) y[i] = pair_f32(op, value, b[i]);
   } else {
+    PK_EACH
     for (int64_t i = 0; i < count; i++) y[i * sy] = pair_f32(op, a[i * sa], b[i * sb]);
   }
 }
 
 INLINE void pair_row_f64(int op, int64_t count, char *const data[3], const int64_t strides[3]) {
-  double *restrict y = (double *)data[0];
+  double *y = (double *)data[0];
   const double *a = (const double *)data[1], *b = (const double *)data[2];
   int64_t sy = strides[0], sa = strides[1], sb = strides[2];
   if (sy == 1 && sa == 1 && sb == 1) {
+    PK_EACH
     for (int64_t i = 0; i < count; i++) y[i] = pair_f64(op, a[i], b[i]);
   } else {
+    PK_EACH
     for (int64_t i = 0; i < count; i++) y[i * sy] = pair_f64(op, a[i * sa], b[i * sb]);
   }
 }
@@ -165,16 +171,19 @@ INLINE void map_row(int op, const pk_call *call, int64_t count, char *const data
   float scale_f32 = (float)scale, shift_f32 = (float)shift;
   int64_t sy = strides[0], sx = strides[1];
   if (call->outputs[0]->dtype == PK_F32) {
-    float *restrict y = (float *)data[0];
-    const float *restrict x = (const float *)data[1];
+    float *y = (float *)data[0];
+    const float *x = (const float *)data[1];
     if (sy == 1 && sx == 1) {
+      PK_EACH
       for (int64_t i = 0; i < count; i++) y[i] = map_f32(op, x[i], scale_f32, shift_f32);
     } else {
+      PK_EACH
       for (int64_t i = 0; i < count; i++) y[i * sy] = map_f32(op, x[i * sx], scale_f32, shift_f32);
     }
   } else {
-    double *restrict y = (double *)data[0];
-    const double *restrict x = (const double *)data[1];
+    double *y = (double *)data[0];
+    const double *x = (const double *)data[1];
+    PK_EACH
     for (int64_t i = 0; i < count; i++) y[i * sy] = map_f64(op, x[i * sx], scale, shift);
   }
 }

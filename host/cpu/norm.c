@@ -5,13 +5,15 @@
 enum { ROWS = 64 };
 
 typedef struct norm_job {
-  const void *x, *weight, *g;
-  void *y, *rstd, *partials; /* partials [N, blocks, width] of the weight's gradient */
-  char *scratch;             /* [threads, width] */
-  int64_t x_stride, weight_stride, g_stride, y_stride, rstd_stride, weight_grad_stride;
+  const void *x, *b, *weight, *g; /* b is added to x, if sum is there */
+  void *y, *sum, *rstd;
+  void *partials; /* [N, blocks, width] of the weight's gradient */
+  char *scratch;  /* [threads, width] */
+  int64_t x_stride, b_stride, weight_stride, g_stride, y_stride, sum_stride, rstd_stride;
+  int64_t weight_grad_stride;
   int64_t rows, width, blocks;
   double eps;
-  bool accumulate_x, accumulate_weight, is_f64;
+  bool half, accumulate_x, accumulate_weight, is_f64;
 } norm_job;
 
 #include "cpu/real_f32.h"
@@ -51,16 +53,32 @@ static norm_job job_of(const pk_tensor *x, const pk_tensor *weight) {
                     .is_f64 = x->dtype == PK_F64};
 }
 
-pk_status PK_KERNEL(rmsnorm)(const pk_call *call) {
-  const pk_tensor *x = call->inputs[0];
-  norm_job job = job_of(x, call->inputs[1]);
-  job.y = pk_tensor_data(call->outputs[0]);
-  job.y_stride = call->outputs[0]->stride;
-  job.rstd = pk_tensor_data(call->outputs[1]);
-  job.rstd_stride = call->outputs[1]->stride;
-  job.eps = call->attributes.numbers[0];
-  pk_parallel_for(pk_cpu_threads(call), x->shape[0] * job.blocks, norm_piece, &job);
+/* y and rstd are outputs `to` and the one after. */
+static pk_status run_norm(const pk_call *call, norm_job *job, int to) {
+  const pk_tensor *y = call->outputs[to], *rstd = call->outputs[to + 1];
+  job->y = pk_tensor_data(y);
+  job->y_stride = y->stride;
+  job->rstd = pk_tensor_data(rstd);
+  job->rstd_stride = rstd->stride;
+  job->eps = call->attributes.numbers[0];
+  job->half = y->dtype == PK_BF16;
+  pk_parallel_for(pk_cpu_threads(call), y->shape[0] * job->blocks, norm_piece, job);
   return PK_OK;
+}
+
+pk_status PK_KERNEL(rmsnorm)(const pk_call *call) {
+  norm_job job = job_of(call->inputs[0], call->inputs[1]);
+  return run_norm(call, &job, 0);
+}
+
+pk_status PK_KERNEL(add_rmsnorm)(const pk_call *call) {
+  const pk_tensor *b = call->inputs[1], *sum = call->outputs[0];
+  norm_job job = job_of(call->inputs[0], call->inputs[2]);
+  job.b = pk_tensor_data(b);
+  job.b_stride = b->stride;
+  job.sum = pk_tensor_data(sum);
+  job.sum_stride = sum->stride;
+  return run_norm(call, &job, 1);
 }
 
 static void norm_grad_piece(void *argument, int64_t piece, int thread) {

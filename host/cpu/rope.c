@@ -25,21 +25,32 @@ static void table_piece(void *argument, int64_t position, int thread) {
   }
 }
 
-static void turn_f32(const float *restrict x, float *restrict y, const double *restrict pairs,
-                     int64_t half) {
+static void turn_f32(const float *x, float *y, const double *pairs, int64_t half) {
+  PK_EACH
   for (int64_t k = 0; k < half; k++) {
     float c = (float)pairs[2 * k], s = (float)pairs[2 * k + 1];
-    y[k] = x[k] * c - x[k + half] * s;
-    y[k + half] = x[k + half] * c + x[k] * s;
+    float first = x[k] * c - x[k + half] * s, second = x[k + half] * c + x[k] * s;
+    y[k] = first;
+    y[k + half] = second;
   }
 }
 
-static void turn_f64(const double *restrict x, double *restrict y, const double *restrict pairs,
-                     int64_t half) {
+static void turn_half(const float *restrict x, uint16_t *restrict y, const double *restrict pairs,
+                      int64_t half) {
+  for (int64_t k = 0; k < half; k++) {
+    float c = (float)pairs[2 * k], s = (float)pairs[2 * k + 1];
+    y[k] = pk_bf16_from_f32(x[k] * c - x[k + half] * s);
+    y[k + half] = pk_bf16_from_f32(x[k + half] * c + x[k] * s);
+  }
+}
+
+static void turn_f64(const double *x, double *y, const double *pairs, int64_t half) {
+  PK_EACH
   for (int64_t k = 0; k < half; k++) {
     double c = pairs[2 * k], s = pairs[2 * k + 1];
-    y[k] = x[k] * c - x[k + half] * s;
-    y[k + half] = x[k + half] * c + x[k] * s;
+    double first = x[k] * c - x[k + half] * s, second = x[k + half] * c + x[k] * s;
+    y[k] = first;
+    y[k + half] = second;
   }
 }
 
@@ -59,6 +70,9 @@ static void turn_piece(void *argument, int64_t piece, int thread) {
       if (job->x->dtype == PK_F64)
         turn_f64((const double *)pk_tensor_data(job->x) + from,
                  (double *)pk_tensor_data(job->y) + to, pairs, width / 2);
+      else if (job->y->dtype == PK_BF16)
+        turn_half((const float *)pk_tensor_data(job->x) + from,
+                  (uint16_t *)pk_tensor_data(job->y) + to, pairs, width / 2);
       else
         turn_f32((const float *)pk_tensor_data(job->x) + from, (float *)pk_tensor_data(job->y) + to,
                  pairs, width / 2);

@@ -22,14 +22,20 @@ static void *at(const pk_tensor *tensor, int64_t worker, int64_t first) {
          (worker * tensor->stride + first) * pk_dtype_size(tensor->dtype);
 }
 
-static void forward_f32(const float *restrict gate, const float *restrict up, float *restrict y,
-                        int64_t count) {
+static void forward_f32(const float *gate, const float *up, float *y, int64_t count) {
+  PK_EACH
   for (int64_t i = 0; i < count; i++) y[i] = gate[i] * pk_sigmoid_f32(gate[i]) * up[i];
 }
 
-static void forward_f64(const double *restrict gate, const double *restrict up, double *restrict y,
-                        int64_t count) {
+static void forward_f64(const double *gate, const double *up, double *y, int64_t count) {
+  PK_EACH
   for (int64_t i = 0; i < count; i++) y[i] = gate[i] / (1 + exp(-gate[i])) * up[i];
+}
+
+static void forward_half(const float *restrict gate, const float *restrict up, uint16_t *restrict y,
+                         int64_t count) {
+  for (int64_t i = 0; i < count; i++)
+    y[i] = pk_bf16_from_f32(gate[i] * pk_sigmoid_f32(gate[i]) * up[i]);
 }
 
 static void forward_piece(void *argument, int64_t piece, int thread) {
@@ -39,28 +45,42 @@ static void forward_piece(void *argument, int64_t piece, int thread) {
   void *gate = at(job->gate, worker, first), *up = at(job->up, worker, first);
   if (job->y->dtype == PK_F64)
     forward_f64(gate, up, at(job->y, worker, first), count);
+  else if (job->y->dtype == PK_BF16)
+    forward_half(gate, up, at(job->y, worker, first), count);
   else
     forward_f32(gate, up, at(job->y, worker, first), count);
 }
 
 /* d silu(x) / dx = s + x s (1 - s) with s = sigmoid(x). */
-static void backward_f32(const float *restrict g, const float *restrict gate,
-                         const float *restrict up, float *restrict gate_grad,
-                         float *restrict up_grad, int64_t count) {
+static void backward_f32(const float *g, const float *gate, const float *up, float *gate_grad,
+                         float *up_grad, int64_t count) {
+  PK_EACH
   for (int64_t i = 0; i < count; i++) {
     float s = pk_sigmoid_f32(gate[i]), silu = gate[i] * s;
-    up_grad[i] = g[i] * silu;
-    gate_grad[i] = g[i] * up[i] * (s + silu * (1 - s));
+    float of_gate = g[i] * up[i] * (s + silu * (1 - s)), of_up = g[i] * silu;
+    gate_grad[i] = of_gate;
+    up_grad[i] = of_up;
   }
 }
 
-static void backward_f64(const double *restrict g, const double *restrict gate,
-                         const double *restrict up, double *restrict gate_grad,
-                         double *restrict up_grad, int64_t count) {
+static void backward_f64(const double *g, const double *gate, const double *up, double *gate_grad,
+                         double *up_grad, int64_t count) {
+  PK_EACH
   for (int64_t i = 0; i < count; i++) {
     double s = 1 / (1 + exp(-gate[i])), silu = gate[i] * s;
-    up_grad[i] = g[i] * silu;
-    gate_grad[i] = g[i] * up[i] * (s + silu * (1 - s));
+    double of_gate = g[i] * up[i] * (s + silu * (1 - s)), of_up = g[i] * silu;
+    gate_grad[i] = of_gate;
+    up_grad[i] = of_up;
+  }
+}
+
+static void backward_half(const float *restrict g, const float *restrict gate,
+                          const float *restrict up, uint16_t *restrict gate_grad,
+                          uint16_t *restrict up_grad, int64_t count) {
+  for (int64_t i = 0; i < count; i++) {
+    float s = pk_sigmoid_f32(gate[i]), silu = gate[i] * s;
+    gate_grad[i] = pk_bf16_from_f32(g[i] * up[i] * (s + silu * (1 - s)));
+    up_grad[i] = pk_bf16_from_f32(g[i] * silu);
   }
 }
 
@@ -73,6 +93,8 @@ static void backward_piece(void *argument, int64_t piece, int thread) {
   void *gate_grad = at(job->gate_grad, worker, first), *up_grad = at(job->up_grad, worker, first);
   if (job->gate->dtype == PK_F64)
     backward_f64(g, gate, up, gate_grad, up_grad, count);
+  else if (job->gate_grad->dtype == PK_BF16)
+    backward_half(g, gate, up, gate_grad, up_grad, count);
   else
     backward_f32(g, gate, up, gate_grad, up_grad, count);
 }

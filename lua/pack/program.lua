@@ -85,12 +85,12 @@ function Program:run()
   check_ok(status)
 end
 
---- The plan in bytes and counts: recorded, dropped, merged, recomputed, operations, buffers, activations, workspace, slab.
+--- The plan in bytes and counts: recorded, dropped, merged, fused, recomputed, operations, buffers, activations, workspace, slab.
 function Program:memory()
   local read = ffi.new("pk_program_plan")
   C.pk_program_read_plan(self.handle, read)
   local plan = {}
-  for _, name in ipairs {"recorded", "dropped", "merged", "recomputed", "operations", "buffers", "activations",
+  for _, name in ipairs {"recorded", "dropped", "merged", "fused", "recomputed", "operations", "buffers", "activations",
     "workspace", "slab"} do
     plan[name] = tonumber(read[name])
   end
