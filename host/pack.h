@@ -156,6 +156,10 @@ pk_status pk_tensor_view(const pk_tensor *base, pk_tensor **view, int rank, cons
 pk_status pk_tensor_write(pk_tensor *tensor, const void *data, int64_t bytes);
 pk_status pk_tensor_read(const pk_tensor *tensor, void *data, int64_t bytes);
 
+/* How often the memory that the tensor shares was written to: from the host, by operations and by
+ * runs of programs. Tells whether a copy is up to date. */
+int64_t pk_tensor_writes(const pk_tensor *tensor);
+
 /* One element by its flat index, as a double; for printing and small results. */
 pk_status pk_tensor_get(const pk_tensor *tensor, int64_t index, double *value);
 

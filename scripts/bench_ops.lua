@@ -85,6 +85,9 @@ local function losses(dtype)
   time("linear_cross_entropy_grad " .. dtype, shape, {flops = 3 * product}, function()
     ops.linear_cross_entropy_grad(g, x, weight, targets, out[3], {out = grads})
   end)
+  time("linear_cross_entropy_step " .. dtype, shape, {flops = 3 * product}, function()
+    ops.linear_cross_entropy_step(g, x, weight, targets, {out = {out[1], out[2], out[3], grads[1], grads[2]}})
+  end)
 end
 
 local function rowwise()

@@ -33,6 +33,7 @@ struct pk_storage {
   void *memory;
   int64_t bytes;
   int64_t references;
+  int64_t writes; /* how often it was written to */
   int32_t category;
   bool planned;
   bool kept;           /* a program's result: readable after a run */

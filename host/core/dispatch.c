@@ -231,6 +231,12 @@ static pk_status run_kernel(pk_call *call, const pk_op_info *info) {
   return status;
 }
 
+static void count_writes(const pk_call *call, const pk_op_info *info) {
+  for (int o = 0; o < call->n_outputs; o++) call->outputs[o]->storage->writes++;
+  for (int i = 0; info->flags & I && i < call->n_inputs; i++)
+    if (call->inputs[i] && input_is_marked(info, i, '!')) call->inputs[i]->storage->writes++;
+}
+
 static pk_status run_call(pk_call *call, const pk_op_info *info, unsigned *made) {
   pk_status status = check_inputs(call, info);
   if (status != PK_OK) return status;
@@ -244,7 +250,9 @@ static pk_status run_call(pk_call *call, const pk_op_info *info, unsigned *made)
   }
   status = prepare_outputs(call, info, shapes, made);
   if (status != PK_OK) return status;
-  return call->context->recording ? record(call, info) : run_kernel(call, info);
+  if (call->context->recording) return record(call, info);
+  count_writes(call, info);
+  return run_kernel(call, info);
 }
 
 pk_status pk_op_run(pk_context *context, int op, const pk_tensor *const *inputs, int n_inputs,

@@ -29,22 +29,21 @@ static int64_t only_other(const pk_recorded_list *list, const pk_storage *storag
   return found;
 }
 
-/* Whether the tensor is all of its storage, which is the program's own and no result of it. */
-static bool is_private(const pk_tensor *tensor) {
+/* Whether the tensor is all of its storage, which is the program's own. */
+static bool is_whole(const pk_tensor *tensor) {
   const pk_storage *storage = tensor->storage;
-  return storage->planned && !storage->kept &&
-         storage->bytes == tensor->numel * pk_dtype_size(tensor->dtype);
+  return storage->planned && storage->bytes == tensor->numel * pk_dtype_size(tensor->dtype);
 }
 
 /* The cast to bf16 that alone uses output o of entry i, or -1. */
 static int64_t find_cast(const pk_recorded_list *list, int64_t i, int o) {
   const pk_tensor *output = &list->entries[i]->tensors[PK_MAX_INPUTS + o];
-  if (!is_private(output) || output->dtype != PK_F32) return -1;
+  if (!is_whole(output) || output->storage->kept || output->dtype != PK_F32) return -1;
   int64_t reader = only_other(list, output->storage, i);
   if (reader < i || list->entries[reader]->call.op != PK_OP_cast) return -1;
   const pk_recorded *cast = list->entries[reader];
   const pk_tensor *half = &cast->tensors[PK_MAX_INPUTS];
-  bool fits = half->dtype == PK_BF16 && is_private(half) && cast->tensors[0].numel == output->numel;
+  bool fits = half->dtype == PK_BF16 && is_whole(half) && cast->tensors[0].numel == output->numel;
   return fits ? reader : -1;
 }
 

@@ -141,6 +141,7 @@ pk_status pk_tensor_seed_normal(pk_tensor *tensor, uint64_t seed, const char *na
   if (status == PK_OK)
     pk_parallel_for(pool, (job.count + SEED_PIECE - 1) / SEED_PIECE, seed_piece, &job);
   pk_threads_free(pool);
+  tensor->storage->writes++;
   for (int64_t row = 0; row < rows && status == PK_OK; row++) {
     char *memory = (char *)pk_tensor_data(tensor) + row * tensor->stride * size;
     status = device->upload(device, memory, job.data, job.count * size);

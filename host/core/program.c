@@ -23,6 +23,8 @@ struct pk_program {
   pk_recorded_list list;
   pk_tensor *results; /* shares of the storages that stay readable */
   int64_t n_results;
+  pk_storage **written; /* those from outside that a run writes to; its entries have shares */
+  int64_t n_written;
   pk_storage *slab; /* NULL until the first run */
   int64_t commit;   /* the first operation that writes state: from there on a run is finished */
   pk_program_plan plan;
@@ -132,6 +134,26 @@ static void stop_recording(pk_program *program) {
   program->recording = false;
 }
 
+/* Lists the storages from outside that a run writes to. */
+static pk_status find_written(pk_program *program) {
+  for (int64_t i = 0; i < program->list.count; i++) {
+    const pk_recorded *entry = program->list.entries[i];
+    for (int t = 0; t < PK_RECORDED_TENSORS; t++) {
+      pk_storage *storage = entry->tensors[t].storage;
+      if (!storage || storage->planned || !pk_recorded_writes(entry, storage)) continue;
+      int64_t w = 0;
+      while (w < program->n_written && program->written[w] != storage) w++;
+      if (w < program->n_written) continue;
+      size_t bytes = (size_t)(program->n_written + 1) * sizeof *program->written;
+      pk_storage **written = realloc(program->written, bytes);
+      if (!written) return pk_fail(PK_NO_MEMORY, "no host memory to plan a program");
+      program->written = written;
+      program->written[program->n_written++] = storage;
+    }
+  }
+  return PK_OK;
+}
+
 pk_status pk_program_end(pk_program *program, const pk_tensor *const *results, int64_t n_results,
                          int recompute) {
   if (!program->recording) return pk_fail(PK_INVALID, "the program is not being recorded");
@@ -151,6 +173,7 @@ pk_status pk_program_end(pk_program *program, const pk_tensor *const *results, i
   if (status == PK_OK) status = pk_fuse_additions(list, &plan->fused);
   plan->operations = list->count;
   program->commit = find_commit(program);
+  if (status == PK_OK) status = find_written(program);
   return status == PK_OK ? pk_place_buffers(list, plan) : status;
 }
 
@@ -179,6 +202,7 @@ pk_status pk_program_run(pk_program *program) {
     return pk_fail(PK_INVALID, "a program cannot be run while another is recorded");
   }
   pk_status status = take_slab(program);
+  for (int64_t w = 0; w < program->n_written && status == PK_OK; w++) program->written[w]->writes++;
   if (program->context->forecast && !program->context->trace) return status;
   for (int64_t i = 0; i < program->list.count && status == PK_OK; i++) {
     const pk_call *call = &program->list.entries[i]->call;
@@ -197,6 +221,7 @@ void pk_program_free(pk_program *program) {
   for (int64_t r = 0; r < program->n_results; r++) pk_tensor_release(&program->results[r]);
   pk_recorded_list_free(&program->list);
   free(program->results);
+  free(program->written);
   if (program->slab) pk_storage_release(program->slab);
   pk_context_release(program->context);
   free(program);

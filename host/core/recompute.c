@@ -12,9 +12,9 @@
 #include "core/context.h"
 
 enum {
-  LONG_WAIT = 6,   /* operations between two uses */
-  MOST_EARLY = 24, /* how much earlier than it has to a dropped result may be made, for another */
-  MOST_DEPTH = 8   /* of a chain */
+  LONG_WAIT = 6,  /* operations between two uses */
+  MOST_EARLY = 8, /* how much earlier than it has to a dropped result may be made, for another */
+  MOST_DEPTH = 8  /* of a chain */
 };
 
 /* What the products of a program may grow by with PK_RECOMPUTE_AUTO. */
@@ -65,7 +65,7 @@ static void note_write(record *one, int64_t i) {
 /* Numbers all storages (in span) and notes who uses them. */
 static pk_status look(pass *self) {
   const pk_recorded_list *list = self->list;
-  self->records = malloc((size_t)(list->count * PK_RECORDED_TENSORS + 1) * sizeof *self->records);
+  self->records = calloc((size_t)(list->count * PK_RECORDED_TENSORS + 1), sizeof *self->records);
   if (!self->records) return pk_fail(PK_NO_MEMORY, "no host memory to plan a program");
   for (int64_t i = 0; i < list->count; i++) {
     for (int t = 0; t < PK_RECORDED_TENSORS; t++) {

@@ -224,6 +224,10 @@ pk_status pk_tensor_check_values(const pk_tensor *tensor, bool writing) {
   return pk_fail(PK_INVALID, "a result of a program cannot be %s before the program has run", what);
 }
 
+int64_t pk_tensor_writes(const pk_tensor *tensor) {
+  return tensor->storage ? tensor->storage->writes : 0;
+}
+
 static pk_status check_bytes(const pk_tensor *tensor, int64_t bytes, const char *what) {
   pk_status status = pk_tensor_check_values(tensor, what[0] == 'w');
   if (status != PK_OK) return status;
@@ -246,6 +250,7 @@ static int64_t runs_of(const pk_tensor *tensor, int64_t *run_bytes, int64_t *str
 
 pk_status pk_tensor_write(pk_tensor *tensor, const void *data, int64_t bytes) {
   pk_status status = check_bytes(tensor, bytes, "writing");
+  if (status == PK_OK) tensor->storage->writes++;
   if (status != PK_OK || tensor->context->forecast) return status;
   pk_device *device = tensor->context->device;
   int64_t run_bytes, stride_bytes, runs = runs_of(tensor, &run_bytes, &stride_bytes);

@@ -22,6 +22,8 @@ local dispatch = {
   record = nil,
   --- A list to which every new output is appended, or nil.
   created = nil,
+  --- Whether operations are noted in a program instead of running.
+  recording = false,
   --- is_tracked(tensor): whether a gradient is being taken of it; nil where none is at all.
   is_tracked = nil,
 }

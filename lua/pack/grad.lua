@@ -25,6 +25,11 @@ local function is_tracked(t)
   return false
 end
 
+--- Tells gradients that are being taken that copy holds what source does, in bf16.
+function grad.alias(source, copy)
+  for i = 1, #tapes do tapes[i]:alias(source, copy) end
+end
+
 local function set_hooks()
   local active = #tapes > 0
   dispatch.record = active and record or nil

@@ -3,7 +3,9 @@
 -- Pre-RMSNorm, half-split rotary embedding, causal attention, SwiGLU, no biases, tied embedding and
 -- head (Touvron et al. 2023, arXiv:2302.13971, with the embedding as head).
 local arena = require "pack.arena"
+local dispatch = require "pack.dispatch"
 local grad = require "pack.grad"
+local native = require "pack.native"
 local ops = require "pack.ops"
 local reference = require "pack.reference"
 
@@ -66,14 +68,45 @@ function llama.create(config, options)
   return self
 end
 
+--- Keeps a bf16 copy of the weights where products run in bf16, so that they are not cast at each use. The
+-- optimizer's update writes it; refresh brings it up to date with what else changes the weights.
+function Model:keep_half()
+  if not self.amp or self.half then return end
+  self.half = arena.create(self.layout, self.num_models,
+    {dtype = "bf16", category = "parameters", context = self.context})
+end
+
+--- Notes that the bf16 copy holds the weights as they are.
+function Model:half_is_fresh()
+  if self.half then self.half_of = native.C.pk_tensor_writes(self.arena.tensor) end
+end
+
+--- Brings the bf16 copy, if one is kept, up to date. Model:loss does so; a recorded program cannot know what will have
+-- been written when it runs, so where it is run on weights that others write, refresh comes first (as in the
+-- optimizer's prepare).
+function Model:refresh()
+  if not self.half or self.half_of == native.C.pk_tensor_writes(self.arena.tensor) then return end
+  ops.cast(self.arena.tensor, {dtype = "bf16", out = self.half.tensor})
+  self:half_is_fresh()
+end
+
 --- The bf16 copy of a tensor where products run in bf16, else the tensor itself.
 function Model:operand(t)
   return self.amp and ops.cast(t, {dtype = "bf16"}) or t
 end
 
+--- The same of a named weight, from the kept copy if there is one.
+function Model:weight_operand(name)
+  local weight = self.weight[name]
+  if not self.half then return self:operand(weight) end
+  local copy = self.half:view(name)
+  grad.alias(weight, copy)
+  return copy
+end
+
 --- x [N, R, in] times the transpose of the named weight [N, out, in].
 function Model:linear(x, name)
-  return ops.matmul(x, self:operand(self.weight[name]), {transpose_b = true})
+  return ops.matmul(x, self:weight_operand(name), {transpose_b = true})
 end
 
 local function attend(self, x, prefix, sequences, length)
@@ -107,6 +140,7 @@ end
 
 --- The last hidden states [N, B*T, d], normalised and ready for the head, of tokens [N, B, T] i32.
 function Model:hidden(tokens)
+  if not dispatch.recording then self:refresh() end
   local sequences, length = tokens:size(1), tokens:size(2)
   local x = ops.embedding(self.weight["embedding.weight"], tokens)
   x = ops.reshape(x, {shape = {self.num_models, sequences * length, self.config.width}})
@@ -124,9 +158,9 @@ end
 -- tokens and targets are [N, B, T] i32; a target of -100 is ignored.
 function Model:loss(tokens, targets)
   local rows = tokens:size(1) * tokens:size(2)
-  local head = self:operand(self.weight["embedding.weight"])
+  local hidden, head = self:hidden(tokens), self:weight_operand("embedding.weight")
   local flat = ops.reshape(targets, {shape = {self.num_models, rows}})
-  local loss, count = ops.linear_cross_entropy(self:hidden(tokens), head, flat)
+  local loss, count = ops.linear_cross_entropy(hidden, head, flat)
   return loss, count
 end
 
@@ -198,6 +232,7 @@ function Model:worker(index)
   local one = setmetatable({}, Model)
   for key, value in pairs(self) do one[key] = value end
   one.num_models = 1
+  one.half = nil
   one.weights, one.weight = {}, {}
   for i, name in ipairs(self.names) do
     local whole = self.weights[i]
@@ -214,6 +249,7 @@ end
 function Model:free()
   for _, view in ipairs(self.weights) do view:free() end
   self.arena:free()
+  if self.half then self.half:free() end
 end
 
 return llama

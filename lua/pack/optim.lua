@@ -4,6 +4,7 @@
 -- update, which clips, mixes and applies AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101).
 -- AWC mixes before AdamW, ATC after it. A value that is not finite sets the guard, under which
 -- every later update leaves parameters, moments and counters as they are.
+local dispatch = require "pack.dispatch"
 local failure = require "pack.failure"
 local ffi = require "ffi"
 local native = require "pack.native"
@@ -36,6 +37,7 @@ function optim.adamw(model, settings, options)
     error("scheme '" .. tostring(self.scheme) .. "' is not awc or atc", 2)
   end
   self.fused = options.fused ~= false
+  model:keep_half()
   self.gradients = model:zeros_like("gradients")
   self.exp_avg = model:zeros_like("moments")
   self.exp_avg_sq = model:zeros_like("moments")
@@ -87,8 +89,10 @@ local function apply_separately(self, scale, norm)
 end
 
 local function apply_fused(self, scale, norm)
-  ops.update(self.model.arena.tensor, self.gradients.tensor, self.exp_avg.tensor, self.exp_avg_sq.tensor, scale, norm,
-    self.mixing, self.blocks, self.scalars, self.guard, nil, {combine_last = self.scheme == "atc"})
+  local model = self.model
+  ops.update(model.arena.tensor, self.gradients.tensor, self.exp_avg.tensor, self.exp_avg_sq.tensor, scale, norm,
+    self.mixing, self.blocks, self.scalars, self.guard, model.half and model.half.tensor,
+    {combine_last = self.scheme == "atc"})
 end
 
 -- The factor and the norm [N] f64 of each worker's gradient.
@@ -102,6 +106,12 @@ end
 function Optimizer:prepare(step)
   write_scalars(self, step)
   write_mixing(self, step.mixing)
+  self.model:refresh()
+end
+
+--- Notes that the update ran; for a recorded one, which the optimizer does not see.
+function Optimizer:updated()
+  if self.fused then self.model:half_is_fresh() end
 end
 
 --- The update's operations: from the gradients of the loss sums in self.gradients, of losses and counts (loss sums
@@ -114,6 +124,7 @@ function Optimizer:update(losses, counts)
   during(self, "clip", function() ops.check_finite(losses, norm, self.scalars, self.guard) end)
   if self.fused then
     during(self, "optimizer", function() apply_fused(self, scale, norm) end)
+    if not dispatch.recording then self:updated() end
   else
     apply_separately(self, scale, norm)
   end

@@ -59,7 +59,9 @@ function program.record(fn, inputs, device, options)
   local made = ffi.new("pk_program *[1]")
   check_ok(C.pk_program_begin(handle, made))
   local self = setmetatable({handle = ffi.gc(made[0], C.pk_program_free), inputs = inputs}, Program)
+  dispatch.recording = true
   local outcome = {pcall(fn, unpack(inputs))}
+  dispatch.recording = false
   if not outcome[1] then
     self:free()
     error(outcome[2], 0)

@@ -133,6 +133,8 @@ local rows = {
     {name = "amp", type = "choice", default = "auto", choices = {"auto", true, false},
       help = "bf16 products; auto: where the device has them", also = {"bf16", "precision"}},
     {name = "compile", type = "boolean", default = true, resume = "free", help = "run recorded steps"},
+    {name = "recompute", type = "choice", default = "auto", choices = {"auto", "none", "cheap", "products"},
+      resume = "free", help = "what recorded steps compute again, not keep"},
     {name = "attention", type = "choice", default = "auto", choices = {"auto", "flash", "reference"},
       help = "kernel of the attention"},
     {name = "threads", type = "integer", nullable = true, default = false, minimum = 1, maximum = 4096,

@@ -65,6 +65,12 @@ function Tape:track(t)
   return id
 end
 
+--- Tells the tape that copy holds what source does, as a cast to bf16 would have made it: a gradient of one is a
+-- gradient of the other.
+function Tape:alias(source, copy)
+  if self.ids[source] then self.ids[copy] = self.ids[source] end
+end
+
 -- Recording --------------------------------------------------------------------------------------
 
 -- Positions of the names in a rule's saves: inputs and outputs as {place, condition}.

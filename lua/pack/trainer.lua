@@ -134,7 +134,8 @@ end
 --- The step as a recorded program; made at first use.
 function Trainer:recorded()
   if not self.program then
-    self.program = program.record(function() return self:launch() end, {}, self.context)
+    self.program = program.record(function() return self:launch() end, {}, self.context,
+      {recompute = self.config.runtime.recompute})
   end
   return self.program
 end
@@ -144,6 +145,7 @@ function Trainer:run_step()
   if not self.config.runtime.compile then return self:launch() end
   local recorded = self:recorded()
   recorded:run()
+  self.optimizer:updated()
   return unpack(recorded.results)
 end
 
