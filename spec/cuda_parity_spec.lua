@@ -17,6 +17,7 @@ local dtypes = {
   cast = {"f64", "f32", "bf16", "i32"}, copy = {"f64", "f32", "bf16", "i32"},
   matmul = {"f64", "f32", "bf16"}, attention = {"f64", "f32", "bf16"}, attention_grad = {"f64", "f32", "bf16"},
   linear_cross_entropy = {"f64", "f32", "bf16"}, linear_cross_entropy_grad = {"f64", "f32", "bf16"},
+  linear_cross_entropy_step = {"f64", "f32", "bf16"},
   inverse_count = {"f64"},
 }
 for _, name in ipairs {"transpose", "slice", "pad", "concat", "expand", "reshape", "fill"} do
@@ -41,8 +42,8 @@ end
 local missing = {}
 for name in ([[
   sum mean maximum sum_to reshape transpose slice pad concat expand causal_mask fill random_normal
-  random_uniform embedding embedding_grad pick unpick rmsnorm rmsnorm_grad rope swiglu swiglu_grad
-  cross_entropy cross_entropy_grad
+  random_uniform embedding embedding_grad pick unpick rmsnorm add_rmsnorm rmsnorm_grad rope swiglu swiglu_grad
+  cross_entropy cross_entropy_grad linear_cross_entropy_step
 ]]):gmatch("%S+") do missing[name] = true end
 
 local opened, other = pcall(context, {device = device})
@@ -174,12 +175,13 @@ local function check(name, dtype, sample, layout, accumulate)
     for o, output in ipairs(expected) do
       shapes[o] = {sizes = output:sizes(), dtype = output:dtype_name(), count = tonumber(output.numel)}
     end
+    local adds = accumulate and (sample.accumulate or true) or nil
     if accumulate then
       expected = outputs_on(cpu, shapes, layout)
-      run(name, on_cpu, with(attributes, {out = expected, accumulate = true}))
+      run(name, on_cpu, with(attributes, {out = expected, accumulate = adds}))
     end
     got = outputs_on(other, shapes, layout)
-    run(name, on_other, with(attributes, {out = got, accumulate = accumulate or nil}))
+    run(name, on_other, with(attributes, {out = got, accumulate = adds}))
   end
   local tolerance, least = (tolerances[name] or default_tolerance)[dtype], sizes[name] or 0
   for o = 1, #expected do compare(expected[o], got[o], dtype, tolerance, least, "output " .. o) end

@@ -122,7 +122,7 @@ work.rows = {
 
   -- Squares and their sum, then two products. The gradient: g w; the sum of g w x; two products and a difference;
   -- two products and a sum for the weight.
-  rmsnorm = each(4), rmsnorm_grad = each(9, 1),
+  rmsnorm = each(4), add_rmsnorm = each(5), rmsnorm_grad = each(9, 1),
   rope = each(3), -- of two elements: four products, a sum and a difference
   swiglu = each(6), swiglu_grad = each(12, 1),
   attention = products(seen(4)), -- q k and p v
@@ -131,6 +131,7 @@ work.rows = {
   cross_entropy = each(4, 1), cross_entropy_grad = each(3, 2),
   linear_cross_entropy = products(head(1, 1)),
   linear_cross_entropy_grad = products(head(3, 2), head(2, 2)), -- the logits again
+  linear_cross_entropy_step = products(head(3, 2)),
 
   inverse_count = each(1), gradient_norm = each(2, 1),
   check_finite = {flops = function() return 0 end},

@@ -204,11 +204,22 @@ end
 
 -- The model ---------------------------------------------------------------------------------------
 
+-- Whether results are wanted in bf16.
+local function half(draw, dtype)
+  return draw(0, 1) == 1 and dtype == "f32"
+end
+
 function samples.rmsnorm(draw, dtype)
   local n, r = rows_of(draw)
   local d = draw(1, 3) == 1 and 320 or draw(1, 90)
   return {inputs = {floats(draw, {n, r, d}, dtype), floats(draw, {n, d}, dtype, 0.5, 1.5)},
-    attributes = {eps = 1e-5}}
+    attributes = {eps = 1e-5, half = half(draw, dtype)}}
+end
+
+function samples.add_rmsnorm(draw, dtype)
+  local norm = samples.rmsnorm(draw, dtype)
+  table.insert(norm.inputs, 1, floats(draw, norm.inputs[1].shape, dtype))
+  return norm
 end
 
 function samples.rmsnorm_grad(draw, dtype)
@@ -226,17 +237,19 @@ end
 
 function samples.rope(draw, dtype)
   return {inputs = {floats(draw, heads_of(draw, true), dtype)},
-    attributes = {theta = 10000, inverse = draw(0, 1) == 1}}
+    attributes = {theta = 10000, inverse = draw(0, 1) == 1, half = half(draw, dtype)}}
 end
 
 function samples.swiglu(draw, dtype)
   local shape = any_shape(draw)
-  return {inputs = {floats(draw, shape, dtype, -5, 5), floats(draw, shape, dtype)}}
+  return {inputs = {floats(draw, shape, dtype, -5, 5), floats(draw, shape, dtype)},
+    attributes = {half = half(draw, dtype)}}
 end
 
 function samples.swiglu_grad(draw, dtype)
   local shape = any_shape(draw)
-  return {inputs = {floats(draw, shape, dtype), floats(draw, shape, dtype, -5, 5), floats(draw, shape, dtype)}}
+  return {inputs = {floats(draw, shape, dtype), floats(draw, shape, dtype, -5, 5), floats(draw, shape, dtype)},
+    attributes = {half = half(draw, dtype)}}
 end
 
 local function wide(dtype)
@@ -285,6 +298,12 @@ function samples.linear_cross_entropy_grad(draw, dtype)
   local n = forward.inputs[1].shape[1]
   return {inputs = {floats(draw, {n}, wide(dtype)), unpack(forward.inputs)},
     after = {name = "linear_cross_entropy", from = 2, count = 3, outputs = {3}}}
+end
+
+-- Of its outputs, only the gradients, which are the last two, can be added to.
+function samples.linear_cross_entropy_step(draw, dtype)
+  local backward = samples.linear_cross_entropy_grad(draw, dtype)
+  return {inputs = backward.inputs, accumulate = {false, false, false, true, true}}
 end
 
 -- The training step -------------------------------------------------------------------------------
