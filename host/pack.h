@@ -299,7 +299,7 @@ typedef struct pk_trace_form {
   int32_t op;
   int32_t n_inputs;
   int32_t n_outputs;
-  int32_t reserved;
+  int32_t again; /* 1 if a program computes it again to save memory */
 } pk_trace_form;
 
 /* An operation (form >= 0), on lane 0, or what one of the device's lanes did for it (form -1; the

@@ -89,7 +89,8 @@ int64_t pk_nanoseconds(void);
 typedef struct pk_call {
   pk_context *context;
   int op;
-  int phase; /* of the context when the call was made: for traces */
+  int phase;  /* of the context when the call was made: for traces */
+  bool again; /* a recorded program does what it did before, to save memory */
   int n_inputs;
   int n_outputs;
   const pk_tensor *inputs[PK_MAX_INPUTS];

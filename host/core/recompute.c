@@ -236,6 +236,7 @@ static pk_status make_again(pass *self, const record *one, int64_t at) {
   pk_status status = pk_recorded_create(&self->list->entries[one->writer]->call, &entry);
   if (status != PK_OK) return status;
   entry->call.phase = self->list->entries[at]->call.phase;
+  entry->call.again = true;
   status = append(self, entry, at);
   return status == PK_OK ? renew_outputs(self, entry, at) : status;
 }

@@ -47,6 +47,7 @@ static pk_trace_form form_of(const pk_call *call) {
   pk_trace_form form = {.op = call->op,
                         .n_inputs = call->n_inputs,
                         .n_outputs = call->n_outputs,
+                        .again = call->again,
                         .attributes = call->attributes};
   for (int i = 0; i < call->n_inputs; i++) form.inputs[i] = look_of(call->inputs[i]);
   for (int o = 0; o < call->n_outputs; o++) form.outputs[o] = look_of(call->outputs[o]);

@@ -49,7 +49,7 @@ end
 
 local function read_form(form)
   local operation = dispatch.list[form.op + 1]
-  local read = {name = operation.name, n_inputs = form.n_inputs, inputs = {}, outputs = {},
+  local read = {name = operation.name, n_inputs = form.n_inputs, inputs = {}, outputs = {}, again = form.again ~= 0,
     attributes = read_attributes(operation, form.attributes), accumulate = form.attributes.accumulate}
   for i = 0, form.n_inputs - 1 do read.inputs[i + 1] = read_tensor(form.inputs[i]) end
   for o = 0, form.n_outputs - 1 do read.outputs[o + 1] = read_tensor(form.outputs[o]) end
@@ -108,7 +108,7 @@ local function refuse_freed(self)
 end
 
 --- Iterates over the events in order: index, event. An operation has form, its {name, inputs, outputs
--- (lists of {dtype, shape}), attributes, accumulate, flops, bytes, model_flops}, phase (a list of names, outermost
+-- (lists of {dtype, shape}), attributes, accumulate, again, flops, bytes, model_flops}, phase (a list of names, outermost
 -- first), step, memory (bytes in use) and operation (its number); what a thread did for an operation has lane
 -- (from 1), operation, busy (seconds at work) and pieces. Both have start and finish in seconds since the trace began.
 function Trace:events()

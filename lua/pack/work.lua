@@ -152,12 +152,13 @@ work.rows = {
 local rows = work.rows
 --- The work of one call: flops, bytes, model_flops. call: name, inputs and outputs (lists of {dtype, shape};
 -- inputs has n_inputs places, of which some may be empty), attributes (by name), accumulate (bits of outputs
--- that are added to). Operations without a row are an error.
+-- that are added to), again (a recorded program computed it before: no work of the model). Operations without a
+-- row are an error.
 function work.of(call)
   local row = rows[call.name]
   if not row then caller.raise("work.of: there is no operation '%s'", tostring(call.name)) end
   local model = row.model_flops
-  return row.flops(call), (row.bytes or whole)(call), model and model(call) or 0
+  return row.flops(call), (row.bytes or whole)(call), model and not call.again and model(call) or 0
 end
 
 --- Whether an operation multiplies matrices, so that its ceiling is that of products.
