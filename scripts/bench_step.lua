@@ -1,9 +1,11 @@
 #!/usr/bin/env packlua
 -- Times whole training steps of a preset on made-up tokens, beside the ceiling of this machine:
---   packlua scripts/bench_step.lua [--config FILE] [--workers N] [--amp] [--eager] [--steps K]
+--   packlua scripts/bench_step.lua [--config FILE] [--set KEY=VALUE]... [--workers N] [--amp] [--eager] [--steps K]
 -- Prints the time before the first operation, each step's seconds and targets per second, the share of the
--- ceiling that the model's floating-point operations make up, and the allocator's peak.
+-- ceiling that the model's floating-point operations make up, and the allocator's peak; with --json one line instead,
+-- for scripts/peers/compare.lua.
 local ceiling = require "pack.ceiling"
+local json = require "pack.json"
 local native = require "pack.native"
 local options = require "pack.options"
 local plan = require "pack.plan"
@@ -15,18 +17,25 @@ local given = options.parse {
   recipe = "bench_step", summary = "Times training steps on made-up tokens.", arg = arg, config = false,
   extra = {
     {name = "config", value = "FILE", default = "configs/20m.lua", help = "configuration"},
+    {name = "set", value = "KEY=VALUE", repeated = true, help = "changes a key; may be repeated"},
     {name = "workers", value = "N", type = "integer", minimum = 1, default = 4, help = "number of workers"},
     {name = "amp", help = "bf16 operands"},
     {name = "eager", help = "operations one by one instead of a recorded program"},
     {name = "steps", value = "K", type = "integer", minimum = 1, default = 3, help = "steps to time"},
+    {name = "warmup", value = "K", type = "integer", minimum = 0, default = 0, help = "steps before these"},
+    {name = "json", help = "one line of JSON"},
   },
 }
 
 local clock = native.C.pk_clock
 
 local began = clock()
-local config = plan.with_workers(given.config, {"training.max_tokens=1048576",
-  "runtime.amp=" .. tostring(given.amp or false), "runtime.compile=" .. tostring(not given.eager)}, given.workers)
+local settings = {"training.max_tokens=1073741824", "runtime.amp=" .. tostring(given.amp or false),
+  "runtime.compile=" .. tostring(not given.eager), unpack(given.set or {})}
+local config = plan.with_workers(given.config, settings, given.workers)
+if not config then
+  require("pack.failure").usage("the batch of %s cannot be shared out among %d workers", given.config, given.workers)
+end
 local context = runtime.open(config)
 local one = trainer.create(config, {context = context})
 local elements = one.accumulation * one.micro_elements
@@ -40,14 +49,37 @@ end
 one.batches = {next = nothing, close = nothing, cursor = nothing, set_cursor = nothing}
 local started = clock() - began
 
+local function say(text, ...)
+  if not given.json then print(text:format(...)) end
+end
+
+-- The high-water mark of the process's memory, in MiB.
+local function peak_rss()
+  for line in io.lines("/proc/self/status") do
+    local kilobytes = line:match("^VmHWM:%s*(%d+)")
+    if kilobytes then return kilobytes / 1024 end
+  end
+end
+
 local best = ceiling.product(context, "f32") / 1e9
-print(context:describe())
-print(("%d workers, %s, %s; %.2f s before the first operation; ceiling %.1f GFLOP/s"):format(given.workers,
-  given.amp and "amp" or "f32", given.eager and "eager" or "recorded", started, best))
-for _ = 1, given.steps do
-  local row = one:step()
-  print(("step %d: %.2f s, %.0f tok/s, %.1f%% of the ceiling, loss %.4f, peak %.0f MiB"):format(row.step,
-    row.step_seconds, row.tokens_per_second,
-    100 * work.model_flops(config) / row.step_seconds / best / 1e9, row.loss, row.memory_bytes / 2 ^ 20))
+say("%s", context:describe())
+say("%d workers, %s, %s; %.2f s before the first operation; ceiling %.1f GFLOP/s", given.workers,
+  given.amp and "amp" or "f32", given.eager and "eager" or "recorded", started, best)
+local flops, seconds, cpu_seconds, last = work.model_flops(config), {}, {}, nil
+for i = 1, given.warmup + given.steps do
+  local cpu_began = os.clock()
+  last = one:step()
+  if i > given.warmup then
+    seconds[#seconds + 1], cpu_seconds[#cpu_seconds + 1] = last.step_seconds, os.clock() - cpu_began
+  end
+  say("step %d: %.2f s, %.0f tok/s, %.1f%% of the ceiling, loss %.4f, peak %.0f MiB", last.step, last.step_seconds,
+    last.tokens_per_second, 100 * flops / last.step_seconds / best / 1e9, last.loss, last.memory_bytes / 2 ^ 20)
+end
+if given.json then
+  print((json.encode {peer = "packlua", dtype = given.amp and "bf16" or "f32", compile = not given.eager,
+    threads = context:threads(), workers = given.workers, targets = config.training.batch_tokens,
+    micro_batch = config.training.micro_batch_size, accumulation = one.accumulation, start_seconds = started,
+    seconds = seconds, cpu_seconds = cpu_seconds, flops = flops, ceiling_gflops = best, peak_rss_mib = peak_rss(),
+    peak_mib = last.memory_bytes / 2 ^ 20, loss = last.loss_worker, model = config.model}))
 end
 one:free()

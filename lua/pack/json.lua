@@ -23,14 +23,17 @@ local function escape(character)
 end
 
 local function encode_string(text)
+  if not text:find("[^%w_ ./-]") then return '"' .. text .. '"' end -- nearly all names
   return '"' .. utf8.clean(text):gsub('[%c"\\]', escape) .. '"'
 end
+
+local number_formats = {"%.15g", "%.16g", "%.17g"} -- the last is enough for every double
 
 local function encode_number(x)
   if x == math.floor(x) and math.abs(x) < 2 ^ 53 then return ("%.0f"):format(x) end
   local text
-  for digits = 15, 17 do
-    text = ("%." .. digits .. "g"):format(x)
+  for i = 1, 3 do
+    text = number_formats[i]:format(x)
     if tonumber(text) == x then break end
   end
   -- Written like an integer, a value from 2^53 on would be refused when it is read.

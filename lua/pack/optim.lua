@@ -153,8 +153,9 @@ end
 
 --- Raises an error when the guard is set, naming worker, step and what was not finite.
 function Optimizer:check()
-  local stopped = self:status().stopped
-  if stopped then
+  self.guard:read(self.host_guard)
+  if self.host_guard[guard_place.stopped] ~= 0 then
+    local stopped = self:status().stopped
     failure.raise(1, ("worker %d: the %s is not finite at step %d; nothing was mixed or updated since, "
       .. "the weights are those before that step"):format(stopped.worker, stopped.what, stopped.step))
   end
