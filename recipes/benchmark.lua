@@ -12,6 +12,12 @@ local options = pack.options.parse {
   extra = pack.benchmark.options,
 }
 
+-- Instead of a comparison: the micro-batch, threads and recomputation that are fastest here, as a configuration.
+if options.tune then
+  pack.benchmark_tune.run(options)
+  return
+end
+
 -- For each number of workers N: its configuration at the same global batch, and a candidate for each mode (sequential:
 -- the N ordinary models one after the other; packed) and execution (eager; compiled: the recorded step).
 local benchmark = pack.benchmark.open(options)

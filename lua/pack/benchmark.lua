@@ -46,11 +46,12 @@ function Benchmark:path(candidate, ending)
   return files.join(self.folder, candidate.name .. ending)
 end
 
-local function config_path(self, workers)
-  return files.join(self.folder, ("n-%d.json"):format(workers))
+local function config_path(self, name)
+  return files.join(self.folder, name .. ".json")
 end
 
-local function claim(options)
+--- The new, empty folder for results that the options ask for.
+function benchmark.claim(options)
   local folder = options.output or os.date("!runs/benchmark-%Y%m%dT%H%M%SZ")
   local names = files.exists(folder) and files.list(folder) or {}
   if #names > 0 then
@@ -76,8 +77,8 @@ local function check_settings(folder, plan)
   end
 end
 
-local function check_config(self, workers, config)
-  local before = config_module.load(config_path(self, workers))
+local function check_config(self, name, config)
+  local before = config_module.load(config_path(self, name))
   for _, row in ipairs(require("pack.schema").rows) do
     local old, new = before[row.section][row.name], config[row.section][row.name]
     if json.encode(old) ~= json.encode(new) then
@@ -99,26 +100,36 @@ local function open_record(self, candidate)
     execution = candidate.execution, status = "not_started", repeats = json.array()}
 end
 
---- Opens a benchmark in a new folder, or, with options.resume, in that of an earlier one with the same settings.
--- options: what options.parse gave. Raises usage errors. The object has folder, plan, and records, the results so
--- far by the candidates' names.
-function benchmark.open(options)
-  local plan = benchmark_plan.create(options)
-  if options.resume and not options.output then failure.usage("--resume needs --output DIR, the folder to go on with") end
-  if options.resume then check_settings(options.output, plan) end
-  local self = setmetatable({plan = plan, records = {}, timeout = options.timeout, began = C.pk_clock()}, Benchmark)
-  self.budget = options.budget_minutes and options.budget_minutes * 60 or math.huge
-  self.folder = options.resume and options.output or claim(options)
-  for workers, config in pairs(plan.configs) do
+--- Starts on a plan (see benchmark_plan) in a folder. options: timeout and budget in seconds, resume (the folder holds
+-- results with the same settings), brief (only whole steps are measured).
+function benchmark.start(plan, folder, options)
+  local self = setmetatable({plan = plan, folder = folder, records = {}, timeout = options.timeout,
+    budget = options.budget or math.huge, brief = options.brief, began = C.pk_clock()}, Benchmark)
+  for name, config in pairs(plan.configs) do
     if options.resume then
-      check_config(self, workers, config)
+      check_config(self, name, config)
     else
-      files.write(config_path(self, workers), config_module.encode(config))
+      files.write(config_path(self, name), config_module.encode(config))
     end
   end
   for _, candidate in ipairs(plan.candidates) do self.records[candidate.name] = open_record(self, candidate) end
   self.turns = benchmark_plan.turns(plan)
   self.bar = progress.create {total = #self.turns, unit = "turn"}
+  return self
+end
+
+--- Opens a benchmark in a new folder, or, with options.resume, in that of an earlier one with the same settings, if
+-- there is one.
+-- options: what options.parse gave. Raises usage errors. The object has folder, plan, turns, and records, the results
+-- so far by the candidates' names.
+function benchmark.open(options)
+  local plan = benchmark_plan.create(options)
+  if options.resume and not options.output then failure.usage("--resume needs --output DIR, the folder to go on with") end
+  local resume = options.resume and files.exists(files.join(options.output, "summary.json"))
+  if resume then check_settings(options.output, plan) end
+  local self = benchmark.start(plan, resume and options.output or benchmark.claim(options),
+    {timeout = options.timeout, budget = options.budget_minutes and options.budget_minutes * 60, resume = resume})
+  self.on_result = self.write_summary
   self:write_summary()
   return self
 end
@@ -128,12 +139,13 @@ end
 -- Writes what a process is to do; returns the path.
 local function write_job(self, candidate, closer)
   local settings = self.plan.settings
-  local job = {config = config_path(self, candidate.num_models), mode = candidate.mode,
+  local job = {config = config_path(self, candidate.config), mode = candidate.mode,
     execution = candidate.execution, warmup = settings.warmup, steps = settings.steps, dtype = settings.dtype,
-    data = settings.data, started = C.pk_clock(), closer = closer, result = self:path(candidate, ".result.json"),
+    data = settings.data, started = C.pk_clock(), closer = closer, brief = self.brief, result = self:path(candidate, ".result.json"),
     trace = self:path(candidate, ".trace.json"), weights = self:path(candidate, ".weights.safetensors")}
   local path = self:path(candidate, ".job.json")
   write_json(path, job)
+  os.remove(job.result)
   return path
 end
 
@@ -224,12 +236,12 @@ local function note(self, candidate, result)
   end
   self:write_record(candidate)
   if result.status == "ok" then compare_weights(self, candidate) end
-  self:write_summary()
 end
 
 -- Why a turn is not taken, or nil.
 local function obstacle(self, turn)
   local record = self.records[turn.candidate.name]
+  self.interrupted = self.interrupted or C.pk_signals_pending() ~= 0
   if self.interrupted then return "stopped" end
   if #record.repeats >= turn.round then return "is there from before" end
   if record.status ~= "ok" and record.status ~= "not_started" then return "did not succeed before" end
@@ -249,13 +261,14 @@ function Benchmark:take(index)
   local reason = obstacle(self, turn)
   if reason then return say(self, index, turn, "%s", reason) end
   local record, before = self.records[turn.candidate.name], C.pk_clock()
-  local result = measure(self, turn.candidate, record.operators == nil)
+  local result = measure(self, turn.candidate, not self.brief and record.operators == nil)
   if not result then
     self.interrupted = true
     return say(self, index, turn, "stopped")
   end
   self.longest = math.max(self.longest or 0, self.budget < math.huge and C.pk_clock() - before or 0)
   note(self, turn.candidate, result)
+  if self.on_result then self:on_result() end
   if result.status ~= "ok" then return say(self, index, turn, "%s: %s", result.status, summary.first_line(result.reason)) end
   say(self, index, turn, "%s tok/s", progress.count(result.tokens_per_second))
 end
@@ -278,12 +291,15 @@ function Benchmark:conclude()
   for _, line in ipairs(require("pack.benchmark_plots").write(self.folder, whole)) do print(line) end
   print("\n" .. summary.text(whole))
   print("results: " .. files.join(self.folder, "summary.md"))
-  if self.interrupted then
-    failure.raise(EXIT_INTERRUPTED, ("interrupted; --resume --output %s goes on"):format(self.folder))
-  end
+  self:raise_if_interrupted(("--resume --output %s goes on"):format(self.folder))
   for _, candidate in ipairs(self.plan.candidates) do os.remove(self:path(candidate, ".weights.safetensors")) end
   local failed = summary.count_failed(whole)
   if failed > 0 then failure.raise(EXIT_FAILED, ("%d of %d candidates have no result"):format(failed, #whole.candidates)) end
+end
+
+--- Ends the program with 130, saying what to do next, if a signal ended the turns.
+function Benchmark:raise_if_interrupted(hint)
+  if self.interrupted then failure.raise(EXIT_INTERRUPTED, "interrupted; " .. hint) end
 end
 
 --- Takes all turns, one after the other; SIGINT and SIGTERM end them after what is measured just now is stopped.

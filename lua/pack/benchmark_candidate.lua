@@ -128,19 +128,21 @@ local function look_closer(job, trainer, context, result)
   result.environment = run.environment {context = context, arguments = {}}
 end
 
--- The work of the window, and which part it is of what this machine's best products would have done meanwhile.
+-- The work of the window, and which part it is of what this machine's best products would have done meanwhile. A memory
+-- limit that leaves no room for those products leaves the ceiling unknown.
 local function compare_with_ceiling(job, context, result)
   local product = product_dtypes[result.dtype]
   result.flops = work.model_flops(job.config)
-  result.ceiling_flops_per_second = ceiling.product(context, product, CEILING_SECONDS)
-  result.ceiling_dtype = product
+  local good, rate = pcall(ceiling.product, context, product, CEILING_SECONDS)
+  if not good then return end
+  result.ceiling_flops_per_second, result.ceiling_dtype = rate, product
   result.share_of_ceiling = result.flops * job.steps / result.window_seconds / result.ceiling_flops_per_second
 end
 
 --- Measures a job. job: config (resolved), mode ("sequential", "packed"), execution ("eager", "compiled"), warmup and
 -- steps, dtype ("f64"; nil: what the configuration says), data ("synthetic", "cache"), started (when the process was
 -- started, by pk_clock); closer: look at components too, and write the weights after the last step to the
--- file `weights` and a trace to `trace`. Returns a table of results.
+-- file `weights` and a trace to `trace`; brief: leave out the ceiling. Returns a table of results.
 function candidate.measure(job)
   local result = {status = "ok"}
   local trainer, context = prepare(job, result)
@@ -154,7 +156,7 @@ function candidate.measure(job)
   result.peak_bytes, result.reserved_bytes, result.peak_rss_bytes = memory.total_peak, memory.reserved, peak_rss()
   if job.closer then look_closer(job, trainer, context, result) end
   trainer:free()
-  compare_with_ceiling(job, context, result)
+  if not job.brief then compare_with_ceiling(job, context, result) end
   return result
 end
 

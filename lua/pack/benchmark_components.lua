@@ -52,7 +52,7 @@ end
 -- A part as something to run: a recorded program, or the function itself.
 local function runnable(trainer, part)
   if not trainer.config.runtime.compile then return part, function() end end
-  local recorded = program.record(part, {}, trainer.context)
+  local recorded = program.record(part, {}, trainer.context, {recompute = trainer.config.runtime.recompute})
   return function() recorded:run() end, function() recorded:free() end
 end
 

@@ -14,7 +14,7 @@ plan.options = {
     help = "operation by operation, or the recorded step"},
   {name = "warmup", value = "K", type = "integer", minimum = 1, maximum = 2 ^ 31, default = 2,
     help = "steps before the timed ones"},
-  {name = "steps", value = "K", type = "integer", minimum = 1, maximum = 2 ^ 31, default = 10, help = "timed steps"},
+  {name = "steps", value = "K", type = "integer", minimum = 1, maximum = 2 ^ 31, default = 5, help = "timed steps"},
   {name = "repeats", value = "R", type = "integer", minimum = 1, maximum = 1000, default = 3,
     help = "processes per candidate, in turns; the table has their median"},
   {name = "dtype", value = "f32|amp|f64", help = "precision (default: what the configuration says)"},
@@ -126,8 +126,8 @@ local function candidates_of(settings)
   for _, workers in ipairs(settings.num_models) do
     for _, execution in ipairs(settings.executions) do
       for _, mode in ipairs(settings.modes) do
-        list[#list + 1] = {name = ("n-%d-%s-%s"):format(workers, mode, execution), num_models = workers, mode = mode,
-          execution = execution}
+        list[#list + 1] = {name = ("n-%d-%s-%s"):format(workers, mode, execution), config = "n-" .. workers,
+          num_models = workers, mode = mode, execution = execution}
       end
     end
   end
@@ -144,19 +144,23 @@ local function sorted_numbers(list)
   return result
 end
 
---- The plan of a command line: settings (what the results depend on), configs by number of workers, candidates, a
--- list of {name, num_models, mode, execution}. Raises usage errors.
-function plan.create(options)
-  local settings = {
+-- What the results of a command line depend on, beside configurations.
+local function settings_of(options)
+  return {
     num_models = sorted_numbers(options.num_models or default_numbers),
     modes = words("modes", options.modes, {"sequential", "packed"}),
     executions = words("executions", options.executions, {"eager", "compiled"}),
     warmup = options.warmup, steps = options.steps, repeats = options.repeats, dtype = options.dtype,
     data = options.data,
   }
-  local base, configs = base_of(options), {}
+end
+
+--- The plan of a command line: settings (what the results depend on), base, the configuration without N, configs by
+-- name, candidates, a list of {name, config, num_models, mode, execution}. Raises usage errors.
+function plan.create(options)
+  local settings, base, configs = settings_of(options), base_of(options), {}
   check_schedule(options, base)
-  for _, workers in ipairs(settings.num_models) do configs[workers] = plan.with_workers(base, workers) end
+  for _, workers in ipairs(settings.num_models) do configs["n-" .. workers] = plan.with_workers(base, workers) end
   return {settings = settings, base = base, configs = configs, candidates = candidates_of(settings)}
 end
 

@@ -5,57 +5,62 @@ local plot = require "pack.plot"
 local plots = {}
 
 local MIB = 2 ^ 20
+local part_names = {"compute", "clip", "mix", "optimizer"}
 
--- One entry per candidate that was measured, and its label.
-local function measured(whole)
-  local rows, labels = {}, {}
+local function label(row)
+  return ("N=%d %s"):format(row.num_models, row.execution)
+end
+
+-- A value of the measured candidates as bars: a group per number of workers and execution, a series per mode.
+local function by_mode(whole, value)
+  local groups, series = {}, {}
+  for i, one in ipairs(whole.comparisons) do groups[i] = label(one) end
+  for _, mode in ipairs(whole.settings.modes) do
+    local one = {name = mode, values = {}, low = {}, high = {}}
+    for i, comparison in ipairs(whole.comparisons) do
+      local row = comparison[mode]
+      if row.tokens_per_second then one.values[i], one.low[i], one.high[i] = value(row) end
+    end
+    series[#series + 1] = one
+  end
+  return groups, series
+end
+
+local function throughput(whole)
+  local groups, series = by_mode(whole, function(row)
+    local speed = row.tokens_per_second
+    return speed.median, speed.min, speed.max
+  end)
+  return {title = "Throughput: median and range of the rounds", x = "", y = {"targets per second", si = true},
+    groups = groups, series = series}
+end
+
+local function memory(whole)
+  local groups, series = by_mode(whole, function(row) return row.peak_bytes / MIB end)
+  return {title = "Peak memory", x = "", y = {"allocated", unit = "MiB"}, groups = groups, series = series,
+    labels = "%.0f"}
+end
+
+local function parts(whole)
+  local groups, series = {}, {}
+  for i, name in ipairs(part_names) do series[i] = {name = name, values = {}} end
   for _, row in ipairs(whole.candidates) do
-    if row.tokens_per_second then
-      rows[#rows + 1] = row
-      labels[#labels + 1] = ("N=%d %s\n%s"):format(row.num_models, row.mode, row.execution)
+    if row.component_seconds then
+      groups[#groups + 1] = label(row) .. " " .. row.mode
+      for i, name in ipairs(part_names) do series[i].values[#groups] = row.component_seconds[name] end
     end
   end
-  return rows, labels
-end
-
-local function column(rows, value)
-  local list = {}
-  for i, row in ipairs(rows) do list[i] = value(row) or 0 / 0 end
-  return list
-end
-
-local function throughput(rows, labels)
-  return {title = "Throughput, median and range of the rounds", x = "", y = {"targets per second", si = true}, groups = labels,
-    series = {{values = column(rows, function(row) return row.tokens_per_second.median end),
-      low = column(rows, function(row) return row.tokens_per_second.min end),
-      high = column(rows, function(row) return row.tokens_per_second.max end)}}}
-end
-
-local function memory(rows, labels)
-  return {title = "Peak memory", x = "", y = {"allocated", unit = "MiB"}, groups = labels,
-    series = {{values = column(rows, function(row) return row.peak_bytes / MIB end)}}}
-end
-
-local function parts(rows, labels)
-  local series = {}
-  for i, name in ipairs {"compute", "clip", "mix", "optimizer"} do
-    series[i] = {name = name, values = column(rows, function(row)
-      return row.component_seconds and row.component_seconds[name]
-    end)}
-  end
-  return {title = "Parts of a step, from a separate pass", x = "", y = {"seconds", log = true}, groups = labels,
-    series = series}
+  return {title = "Parts of a step, from a separate pass", x = "", y = {"seconds", log = true}, groups = groups,
+    series = series, width = math.max(720, 190 * #groups)}
 end
 
 local charts = {{"throughput", throughput}, {"memory", memory}, {"components", parts}}
 
 --- Writes throughput, memory and components, .svg and .png, into a folder. Returns lines about what could not be drawn.
 function plots.write(folder, whole)
-  local rows, labels = measured(whole)
-  if #rows == 0 then return {} end
   for _, chart in ipairs(charts) do
-    local options = chart[2](rows, labels)
-    options.png, options.width = files.join(folder, chart[1] .. ".png"), math.max(720, 90 * #rows)
+    local options = chart[2](whole)
+    options.png = files.join(folder, chart[1] .. ".png")
     local svg, reason = plot.bars(options)
     if not svg then return {"no plots: " .. reason} end
     files.write(files.join(folder, chart[1] .. ".svg"), svg .. "\n")

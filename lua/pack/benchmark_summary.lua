@@ -107,11 +107,11 @@ function summary.of(plan, records)
     topology = base.decentralized.topology, scheme = base.decentralized.scheme}
 end
 
---- How many candidates have not all that was asked for.
+--- How many candidates failed or were not measured at all.
 function summary.count_failed(whole)
   local count = 0
   for _, row in ipairs(whole.candidates) do
-    if row.status ~= "ok" or row.repeats < whole.settings.repeats then count = count + 1 end
+    if row.status ~= "ok" then count = count + 1 end
   end
   return count
 end
