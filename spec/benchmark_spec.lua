@@ -1,7 +1,7 @@
 -- The benchmark from end to end at tiny shapes: numbers, files, faults, interruptions, refusals, tuning.
 local config_module = require "pack.config"
-local ffi = require "ffi"
 local json = require "pack.json"
+local numbers = require "spec.support.numbers"
 local process = require "pack.process"
 local sequential = require "pack.sequential"
 local support = require "spec.support.helper"
@@ -323,35 +323,38 @@ describe("the benchmark", function()
 end)
 
 describe("a sequential step", function()
-  local function weights_after(config, mode, context, steps)
-    local one = trainer.create(config, {context = context, dtype = "f64"})
-    local count = one.accumulation * one.micro_elements
-    for i = 0, count - 1 do
+  support.watch()
+
+  -- The bytes of the weights after some steps, and the workers' losses at each.
+  local function train(config, dtype, mode)
+    local one = trainer.create(config, {context = require("pack.context").default(), dtype = dtype})
+    for i = 0, one.accumulation * one.micro_elements - 1 do
       one.host_tokens[i], one.host_targets[i] = i * 7 % 257, i % 5 == 0 and -100 or i * 11 % 257
     end
     local function nothing() end
     one.batches = {next = nothing, close = nothing, set_cursor = nothing, cursor = function() return 0 end}
     if mode == "sequential" then sequential.apply(one) end
     local losses = {}
-    for t = 1, steps do losses[t] = one:step().loss_worker end
-    local weights = ffi.string(one.model.arena.tensor:read(), tonumber(one.model.arena.tensor.numel) * 8)
+    for t = 1, 3 do losses[t] = one:step().loss_worker end
+    local weights = numbers.bytes(one.model.arena.tensor)
     one:free()
-    collectgarbage()
     return weights, losses
   end
 
   for _, compile in ipairs {true, false} do
-    it("gives what the packed one does, micro-steps and ignored targets included, " .. (compile and "recorded" or "eager"),
-      function()
+    for _, dtype in ipairs {"f64", "f32", "amp"} do
+      it(("gives what the packed one does, with micro-steps and ignored targets, %s in %s"):format(
+        compile and "recorded" or "eager", dtype), function()
         local config = config_module.resolve {table = {
           model = {vocab_size = 257, layers = 1, width = 16, heads = 2, ffn_width = 24, context_length = 16},
           training = {batch_tokens = 192, micro_batch_size = 2},
-          decentralized = {num_models = 3, topology = "complete"}, runtime = {compile = compile, amp = false}}}
-        local context = require("pack.context").default()
-        local packed, losses = weights_after(config, "packed", context, 3)
-        local one_by_one, same = weights_after(config, "sequential", context, 3)
+          decentralized = {num_models = 3, topology = "complete", mix_every = 2},
+          runtime = {compile = compile, amp = dtype == "amp"}}}
+        local packed, losses = train(config, dtype == "f64" and "f64" or nil, "packed")
+        local one_by_one, same = train(config, dtype == "f64" and "f64" or nil, "sequential")
         assert.same(losses, same)
         assert.equal(packed, one_by_one)
       end)
+    end
   end
 end)
