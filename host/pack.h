@@ -63,12 +63,21 @@ const char *pk_build_info(void);
 /* A context owns a device, its memory and its threads. It is used from one thread at a time. */
 typedef struct pk_context pk_context;
 
+/* What computes attention: cuDNN where the device has it and it takes the operands, which must be
+ * bf16, or the device's own kernels. PK_ATTENTION_CUDNN refuses to do without. */
+typedef enum pk_attention {
+  PK_ATTENTION_AUTO = 0,
+  PK_ATTENTION_CUDNN = 1,
+  PK_ATTENTION_FLASH = 2
+} pk_attention;
+
 typedef struct pk_context_options {
   const char *device;   /* "cpu" ("cuda:K" and "emu" with the CUDA device) */
   int64_t threads;      /* 0: one per core that this process may use */
   int64_t memory_limit; /* bytes; 0: what the machine or the cgroup has left, less a margin */
   int64_t forecast;     /* 1: account for memory without taking it; operations compute nothing */
   int64_t deterministic; /* 1: choose nothing by its speed, so that every run has the same bits */
+  int64_t attention;     /* a pk_attention */
 } pk_context_options;
 
 pk_context_options pk_context_defaults(void);
@@ -86,6 +95,9 @@ int64_t pk_context_threads(const pk_context *context);
 
 /* 1 if the device multiplies bf16 matrices in hardware: what amp=auto goes by. */
 int pk_context_has_bf16(const pk_context *context);
+
+/* "cudnn" or "flash": what computes attention of bf16 operands. */
+const char *pk_context_attention(const pk_context *context);
 
 /* Waits until everything launched so far has run; reports a device failure. */
 pk_status pk_context_synchronize(pk_context *context);

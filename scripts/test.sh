@@ -98,3 +98,4 @@ for lint in luacheck clang-format shellcheck clang-tidy lua-docs; do
   check "$lint" scripts/lint.sh "$lint"
 done
 finish
+check "cuDNN's plans" scripts/cudnn_check.sh

@@ -50,7 +50,7 @@ local function all_of(chosen, n, r, d, v, dtype)
   local x, weight, targets, g = inputs(chosen, n, r, d, v, dtype)
   local loss, count, lse = ops.linear_cross_entropy(x, weight, targets)
   local x_grad, weight_grad = ops.linear_cross_entropy_grad(g, x, weight, targets, lse)
-  return {loss, count, lse, x_grad, weight_grad}
+  return {loss, count, lse, x_grad, weight_grad}, {ops.linear_cross_entropy_step(g, x, weight, targets)}
 end
 
 describe("the head on the CUDA device", function()
@@ -62,11 +62,14 @@ describe("the head on the CUDA device", function()
     {3, 70, 5, 3000, "bf16"}, -- two workers in the first chunk, one in the second
     {2, 200, 8, 1501, "bf16"}, {2, 130, 3, 1100, "f64"},
   } do
-    it(("is the CPU's in several chunks: %d x [%d, %d] x [%d, %d] of %s"):format(case[1], case[2], case[3], case[3],
+    it(("is the CPU's in several chunks, and the same in one pass: %d x [%d, %d] x [%d, %d] of %s"):format(case[1], case[2], case[3], case[3],
       case[4], case[5]), function()
       local expected = all_of(context.default(), unpack(case))
-      local got = all_of(emu, unpack(case))
-      for i = 1, #expected do close(expected[i], got[i], tolerances[case[5]]) end
+      local got, in_one = all_of(emu, unpack(case))
+      for i = 1, #expected do
+        close(expected[i], got[i], tolerances[case[5]])
+        assert.same(numbers.flat(got[i]), numbers.flat(in_one[i]))
+      end
     end)
   end
 

@@ -43,7 +43,7 @@ local missing = {}
 for name in ([[
   sum mean maximum sum_to reshape transpose slice pad concat expand causal_mask fill random_normal
   random_uniform embedding embedding_grad pick unpick rmsnorm add_rmsnorm rmsnorm_grad rope swiglu swiglu_grad
-  cross_entropy cross_entropy_grad linear_cross_entropy_step
+  cross_entropy cross_entropy_grad
 ]]):gmatch("%S+") do missing[name] = true end
 
 local opened, other = pcall(context, {device = device})

@@ -24,6 +24,14 @@ static pk_status open_device(const pk_context_options *options, pk_device **devi
                  options->device);
 }
 
+/* A device without cuDNN cannot do what was asked for. */
+static pk_status check_attention(const pk_context_options *options, const pk_device *device) {
+  if (options->attention != PK_ATTENTION_CUDNN || strcmp(device->attention, "cudnn") == 0)
+    return PK_OK;
+  return pk_fail(PK_UNSUPPORTED, "attention by cuDNN is not available on device '%s'",
+                 options->device);
+}
+
 pk_status pk_context_create(pk_context **context, const pk_context_options *options) {
   if (options->memory_limit < 0) {
     return pk_fail(PK_INVALID, "memory limit %lld bytes is negative",
@@ -32,6 +40,10 @@ pk_status pk_context_create(pk_context **context, const pk_context_options *opti
   pk_context *created = calloc(1, sizeof *created);
   if (!created) return pk_fail(PK_NO_MEMORY, "no host memory for a context");
   pk_status status = open_device(options, &created->device);
+  if (status == PK_OK) {
+    status = check_attention(options, created->device);
+    if (status != PK_OK) created->device->destroy(created->device);
+  }
   if (status != PK_OK) {
     free(created);
     return status;
@@ -79,6 +91,9 @@ int64_t pk_context_threads(const pk_context *context) {
 }
 int pk_context_has_bf16(const pk_context *context) {
   return context->device->has_bf16;
+}
+const char *pk_context_attention(const pk_context *context) {
+  return context->device->attention;
 }
 pk_device *pk_context_get_device(const pk_context *context) {
   return context->device;

@@ -209,6 +209,7 @@ pk_status pk_cpu_device_create(pk_device **device, int64_t threads) {
       .description = cpu->description,
       .isa = set->title,
       .has_bf16 = pk_cpu_has_bf16(),
+      .attention = "flash",
       .threads = count,
       .memory_available = pk_cpu_memory_left(),
       .kernels = set->kernels,

@@ -1,7 +1,8 @@
-/* Causal attention and its gradients on a CUDA device. */
+/* Causal attention and its gradients on a CUDA device: by cuDNN where it takes a call, else by the
+ * kernels of kernels/attention.cu and attention_mma.cu. */
 #include "kernels/attention.h"
 
-#include "cuda/cuda.h"
+#include "cuda/cudnn_attention.h"
 
 static pk_heads heads_of(const pk_tensor *tensor) {
   return (pk_heads){pk_tensor_data(tensor), tensor->stride};
@@ -32,7 +33,18 @@ static pk_status check(const pk_call *call, const pk_attention_job *job) {
                  pk_op_describe(call->op)->name, (long long)job->width, PK_ATTENTION_WIDEST);
 }
 
+int64_t pk_cuda_workspace_attention(const pk_call *call) {
+  const pk_cuda_device *cuda = pk_cuda_of(call);
+  bool by_cudnn = pk_cuda_cudnn_takes(cuda, call->inputs[0]);
+  return by_cudnn ? pk_cuda_cudnn_workspace(cuda, call->inputs[0], false) : 0;
+}
+
 pk_status pk_cuda_attention(const pk_call *call) {
+  if (pk_cuda_cudnn_takes(pk_cuda_of(call), call->inputs[0])) {
+    bool done = false;
+    pk_status status = pk_cuda_cudnn_attention(call, &done);
+    if (status != PK_OK || done) return status;
+  }
   pk_attention_job job = job_of(call, 0);
   job.o = heads_of(call->outputs[0]);
   job.lse = pk_tensor_data(call->outputs[1]);
@@ -43,11 +55,20 @@ pk_status pk_cuda_attention(const pk_call *call) {
 }
 
 int64_t pk_cuda_workspace_attention_grad(const pk_call *call) {
+  const pk_cuda_device *cuda = pk_cuda_of(call);
   pk_attention_job job = job_of(call, 1);
-  return pk_attention_grad_workspace(&job);
+  int64_t own = pk_attention_grad_workspace(&job);
+  if (!pk_cuda_cudnn_takes(cuda, call->inputs[1])) return own;
+  int64_t other = pk_cuda_cudnn_workspace(cuda, call->inputs[1], true);
+  return other > own ? other : own;
 }
 
 pk_status pk_cuda_attention_grad(const pk_call *call) {
+  if (pk_cuda_cudnn_takes(pk_cuda_of(call), call->inputs[1])) {
+    bool done = false;
+    pk_status status = pk_cuda_cudnn_attention_grad(call, &done);
+    if (status != PK_OK || done) return status;
+  }
   pk_attention_job job = job_of(call, 1);
   job.g = heads_of(call->inputs[0]);
   job.o = heads_of(call->inputs[4]);

@@ -20,6 +20,7 @@ typedef struct pk_cuda_properties {
 
 typedef struct pk_cuda_staging pk_cuda_staging;
 typedef struct pk_cuda_products pk_cuda_products;
+typedef struct pk_cuda_cudnn pk_cuda_cudnn;
 
 typedef struct pk_cuda_device {
   pk_device base; /* first, so that a pk_device of CUDA is a pk_cuda_device */
@@ -29,6 +30,9 @@ typedef struct pk_cuda_device {
   pk_cuda_staging *staging;
   pk_cuda_products *products; /* NULL until the first is run (products.h) */
   bool deterministic;         /* choose nothing by time */
+  pk_cuda_cudnn *cudnn;       /* NULL until it is first run (cudnn_attention.h) */
+  int64_t cudnn_version;      /* 0: attention is by the own kernels */
+  bool must_use_cudnn;
   pk_cuda_properties properties;
   char name[16];
   char isa[16];

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "core/device_library.h"
+#include "cuda/cudnn_attention.h"
 #include "cuda/products.h"
 #include "kernels/elementwise.h"
 
@@ -57,6 +58,7 @@ static void destroy(pk_device *device) {
   if (!cuda->forecast) {
     cudaSetDevice(cuda->ordinal);
     if (cuda->stream) cudaStreamSynchronize(cuda->stream);
+    pk_cuda_cudnn_free(cuda->cudnn);
     pk_cuda_products_free(cuda->products);
     pk_cuda_staging_free(cuda->staging);
     if (cuda->stream) cudaStreamDestroy(cuda->stream);
@@ -179,6 +181,17 @@ static pk_status start(pk_cuda_device *cuda) {
 }
 
 static void describe(pk_cuda_device *cuda, const char *name) {
+/* cuDNN's attention if it is to be had and not unwanted. */
+static pk_status choose_attention(pk_cuda_device *cuda, int64_t wanted) {
+  cuda->base.attention = "flash";
+  cuda->must_use_cudnn = wanted == PK_ATTENTION_CUDNN;
+  if (wanted == PK_ATTENTION_FLASH) return PK_OK;
+  pk_status status = pk_cuda_cudnn_find(&cuda->cudnn_version);
+  if (status != PK_OK) return cuda->must_use_cudnn ? status : PK_OK;
+  cuda->base.attention = "cudnn";
+  return PK_OK;
+}
+
   const pk_cuda_properties *properties = &cuda->properties;
   bool numbered = strncmp(name, "cuda", 4) == 0;
   if (numbered)
@@ -217,6 +230,7 @@ PK_DEVICE_EXPORT pk_status pk_device_open(const pk_context_options *options, pk_
     destroy(&cuda->base);
     return pk_fail_within(status, "device '%s'", options->device);
   }
+  if (status == PK_OK) status = choose_attention(cuda, options->attention);
   *device = &cuda->base;
   return PK_OK;
 }

@@ -9,11 +9,12 @@
       row(sqrt) row(rsqrt) row(sigmoid) row(silu) row(cast) row(copy) row(attention)               \
           row(attention_grad) row(inverse_count) row(gradient_norm) row(check_finite) row(clip)    \
               row(mix) row(adamw) row(update) row(average) row(consensus_distance) row(matmul)     \
-                  row(linear_cross_entropy) row(linear_cross_entropy_grad)
+                  row(linear_cross_entropy) row(linear_cross_entropy_grad)         \
+                      row(linear_cross_entropy_step)
 
 #define WITH_WORKSPACE(row)                                                                        \
-  row(attention_grad) row(gradient_norm) row(consensus_distance) row(matmul)                       \
-      row(linear_cross_entropy) row(linear_cross_entropy_grad)
+  row(attention) row(attention_grad) row(gradient_norm) row(consensus_distance) row(matmul)        \
+      row(linear_cross_entropy) row(linear_cross_entropy_grad) row(linear_cross_entropy_step)
 /* clang-format on */
 
 #define ENTRY(name) [PK_OP_##name] = pk_cuda_##name,

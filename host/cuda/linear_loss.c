@@ -277,3 +277,16 @@ pk_status pk_cuda_linear_cross_entropy_grad(const pk_call *call) {
   take_workspace(call, &job);
   return run(call, &job);
 }
+
+int64_t pk_cuda_workspace_linear_cross_entropy_step(const pk_call *call) {
+  head job = head_of(call, 1, PK_LOGITS_STEP);
+  return take_workspace(call, &job);
+}
+
+pk_status pk_cuda_linear_cross_entropy_step(const pk_call *call) {
+  head job = head_of(call, 1, PK_LOGITS_STEP);
+  job.lse = call->outputs[2];
+  take_gradients(call, &job, 3);
+  take_workspace(call, &job);
+  return run(call, &job);
+}

@@ -19,16 +19,21 @@ Context.__index = Context
 local default
 
 local known = {device = "string", threads = "number", memory_limit_mib = "number", forecast = "boolean",
-  deterministic = "boolean"}
+  deterministic = "boolean", attention = "string"}
+
+local attentions = {auto = C.PK_ATTENTION_AUTO, cudnn = C.PK_ATTENTION_CUDNN, flash = C.PK_ATTENTION_FLASH}
 
 local function check_options(options)
   for name, value in pairs(options) do
     if not known[name] then
-      caller.raise("context: unknown option '%s'; known: deterministic, device, forecast, memory_limit_mib, threads",
-        tostring(name))
+      caller.raise("context: unknown option '%s'; known: attention, deterministic, device, forecast, "
+        .. "memory_limit_mib, threads", tostring(name))
     end
     if type(value) ~= known[name] then
       caller.raise("context: %s is a %s, not a %s", name, type(value), known[name])
+    end
+    if name == "attention" and not attentions[value] then
+      caller.raise("context: attention is auto, cudnn or flash, not '%s'", value)
     end
     if type(value) == "number" and not (value >= 0 and value < 2 ^ 43) then
       caller.raise("context: %s is %s, which is not possible", name, tostring(value))
@@ -38,7 +43,8 @@ end
 
 --- Opens a device. options: device ("cpu"), threads (0: one per core), memory_limit_mib (0: what is
 -- available), forecast (true: account for memory without taking it; operations compute nothing), deterministic
--- (true: choose nothing by its speed, so that every run has the same bits).
+-- (true: choose nothing by its speed, so that every run has the same bits), attention (what computes attention of bf16
+-- operands: "auto", "cudnn" or "flash", the device's own kernels).
 -- Errors: a device that is not there, a number out of range.
 function context.create(options)
   options = options or {}
@@ -50,6 +56,7 @@ function context.create(options)
   settings.memory_limit = math.floor((options.memory_limit_mib or 0) * MIB)
   settings.forecast = options.forecast and 1 or 0
   settings.deterministic = options.deterministic and 1 or 0
+  settings.attention = attentions[options.attention or "auto"]
   local made = ffi.new("pk_context *[1]")
   if C.pk_context_create(made, settings) ~= 0 then
     caller.raise("%s", ffi.string(C.pk_error_message()))
@@ -107,6 +114,11 @@ function Context:has_bf16()
 end
 
 --- Waits for everything launched so far; reports a device failure.
+--- What computes attention of bf16 operands: "cudnn", or "flash", the device's own kernels.
+function Context:attention()
+  return ffi.string(C.pk_context_attention(context.handle_of(self)))
+end
+
 function Context:synchronize()
   if C.pk_context_synchronize(context.handle_of(self)) ~= 0 then
     caller.raise("%s", ffi.string(C.pk_error_message()))

@@ -46,7 +46,7 @@ end
 --- A packed model of num_models workers with zeroed parameters.
 -- config is the model section of a configuration. options: num_models, context (device context,
 -- default the process's), dtype "f64" or "f32", amp (bf16 operands in products and attention),
--- attention ("flash", the fused operation, or "reference", its plain operations).
+-- attention ("reference": plain operations; else the fused one, which the context's attention computes).
 function llama.create(config, options)
   local self = setmetatable({}, Model)
   self.config = config

@@ -4,12 +4,24 @@ local failure = require "pack.failure"
 
 local runtime = {}
 
+--- The attention option of a context for a setting: plain operations are the model's matter.
+function runtime.attention(setting)
+  return setting ~= "reference" and setting or nil
+end
+
+-- What computes the attention of a configuration on a device where it is left to the device.
+local function chosen_attention(config, opened)
+  local head_dim = config.model.width / config.model.heads
+  local fits = config.runtime.amp == true and head_dim % 8 == 0 and head_dim <= 128
+  return fits and opened:attention() or "flash"
+end
+
 --- A context of settings (device, threads, memory_limit_mib; false or nil: as context.create has it). A
 -- device that is not there is the user's mistake: a usage error.
 function runtime.context(settings)
   local good, opened = pcall(context.create, {device = settings.device,
     threads = settings.threads or nil, memory_limit_mib = settings.memory_limit_mib or nil,
-    deterministic = settings.deterministic or nil})
+    deterministic = settings.deterministic or nil, attention = runtime.attention(settings.attention)})
   if not good then failure.usage("%s", (tostring(opened):gsub("^[^ ]*:%d+: ", ""))) end
   return opened
 end
@@ -28,7 +40,7 @@ function runtime.open(config)
       remarks[#remarks + 1] = "amp: f32, as this device has no bf16 products in hardware"
     end
   end
-  if settings.attention == "auto" then settings.attention = "flash" end
+  if settings.attention == "auto" then settings.attention = chosen_attention(config, opened) end
   return context.set_default(opened), remarks
 end
 
