@@ -6,15 +6,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "rows.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* Rows [N, D] of f32 or f64: the first element, and elements from one row to the next. */
-typedef struct pk_rows {
-  void *at;
-  int64_t stride;
-} pk_rows;
 
 /* N numbers in f64, and the elements between them. */
 typedef struct pk_vector {

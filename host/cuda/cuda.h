@@ -58,6 +58,8 @@ pk_status pk_cuda_download(pk_device *device, const void *memory, void *data, in
 
 /* y <- x, of the same extents and element size (elementwise.c). */
 pk_status pk_cuda_copy_block(const pk_call *call, const pk_block *y, const pk_block *x);
+/* The element whose bits are given everywhere in y (fill.c). */
+pk_status pk_cuda_fill_block(const pk_call *call, const pk_block *y, uint64_t bits);
 
 /* --- kernels (kernels.c): one checked entry per operation, pk_cuda_NAME, in a file per family ---
  */
