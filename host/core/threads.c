@@ -9,6 +9,9 @@
 
 #include "core/core.h"
 
+/* Added to the number of workers inside a job while others may still join it. */
+enum { OPEN = 1 << 30 };
+
 /* How often a waiting thread looks before it sleeps: about 20 microseconds, so that the short gaps
  * between the operations of one step cost no wake-up. */
 enum { SPINS = 4000 };
@@ -29,7 +32,7 @@ struct pk_threads {
   atomic_uint_fast64_t generation; /* counts jobs; a change announces one */
   atomic_bool stop;
   atomic_int_fast64_t next; /* the next piece nobody has taken */
-  atomic_int busy;          /* workers that have not finished this job */
+  atomic_int inside;        /* workers that joined the job and have not left it, plus OPEN */
   int64_t pieces;
   pk_piece piece;
   void *argument;
@@ -79,6 +82,25 @@ static uint_fast64_t wait_for_job(pk_threads *pool, uint_fast64_t seen) {
   return now;
 }
 
+/* A worker joins the job that is open, if one is. One that wakes up too late, because the processor
+ * was busy with something else, must not be waited for: it finds the job closed. */
+static bool join_job(pk_threads *pool) {
+  int inside = atomic_load_explicit(&pool->inside, memory_order_relaxed);
+  while (inside & OPEN) {
+    if (atomic_compare_exchange_weak_explicit(&pool->inside, &inside, inside + 1,
+                                              memory_order_acquire, memory_order_relaxed))
+      return true;
+  }
+  return false;
+}
+
+static void leave_job(pk_threads *pool) {
+  if (atomic_fetch_sub_explicit(&pool->inside, 1, memory_order_acq_rel) != 1) return;
+  pthread_mutex_lock(&pool->mutex);
+  pthread_cond_signal(&pool->done);
+  pthread_mutex_unlock(&pool->mutex);
+}
+
 static void *worker_main(void *argument) {
   pk_worker *worker = argument;
   pk_threads *pool = worker->pool;
@@ -86,12 +108,9 @@ static void *worker_main(void *argument) {
   for (;;) {
     seen = wait_for_job(pool, seen);
     if (atomic_load(&pool->stop)) return NULL;
+    if (!join_job(pool)) continue;
     run_pieces(pool, worker->number);
-    if (atomic_fetch_sub_explicit(&pool->busy, 1, memory_order_acq_rel) == 1) {
-      pthread_mutex_lock(&pool->mutex);
-      pthread_cond_signal(&pool->done);
-      pthread_mutex_unlock(&pool->mutex);
-    }
+    leave_job(pool);
   }
 }
 
@@ -102,13 +121,15 @@ static void announce(pk_threads *pool) {
   pthread_mutex_unlock(&pool->mutex);
 }
 
-static void wait_for_workers(pk_threads *pool) {
+/* All pieces are taken: lets no more workers in and waits for those inside. */
+static void close_job(pk_threads *pool) {
+  atomic_fetch_and_explicit(&pool->inside, ~OPEN, memory_order_acq_rel);
   for (int spin = 0; spin < SPINS; spin++) {
-    if (atomic_load_explicit(&pool->busy, memory_order_acquire) == 0) return;
+    if (atomic_load_explicit(&pool->inside, memory_order_acquire) == 0) return;
     pause_briefly();
   }
   pthread_mutex_lock(&pool->mutex);
-  while (atomic_load_explicit(&pool->busy, memory_order_acquire) != 0) {
+  while (atomic_load_explicit(&pool->inside, memory_order_acquire) != 0) {
     pthread_cond_wait(&pool->done, &pool->mutex);
   }
   pthread_mutex_unlock(&pool->mutex);
@@ -125,10 +146,10 @@ void pk_parallel_for(pk_threads *pool, int64_t pieces, pk_piece piece, void *arg
   pool->piece = piece;
   pool->argument = argument;
   atomic_store_explicit(&pool->next, 0, memory_order_relaxed);
-  atomic_store_explicit(&pool->busy, pool->count - 1, memory_order_relaxed);
+  atomic_store_explicit(&pool->inside, OPEN, memory_order_release);
   announce(pool);
   run_pieces(pool, 0);
-  wait_for_workers(pool);
+  close_job(pool);
 }
 
 void pk_threads_watch(pk_threads *pool, pk_busy *notes) {
