@@ -55,17 +55,17 @@ static const char **merged_environment(const char *const *additions) {
   return merged;
 }
 
-typedef struct plan {
+typedef struct child_plan {
   const pk_process_options *options;
   const char **environment;
   pid_t parent;
   int input;  /* /dev/null */
   int output; /* the log, or -1 */
   int report; /* where the child writes the errno of a program that cannot be started */
-} plan;
+} child_plan;
 
 /* The child's way from fork to exec; calls only what is safe in the copy of a threaded process. */
-static void become_program(const plan *plan) {
+static void become_program(const child_plan *plan) {
   const pk_process_options *options = plan->options;
   if (options->own_group) setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -97,7 +97,7 @@ static pk_status open_output(const char *path, int *output) {
 }
 
 /* Forks, and waits until the program runs or could not be started. */
-static pk_status launch(plan *plan, int listen, pid_t *started) {
+static pk_status launch(child_plan *plan, int listen, pid_t *started) {
   const char *program = plan->options->command[0];
   pid_t pid = fork();
   if (pid == 0) become_program(plan);
@@ -130,7 +130,8 @@ pk_status pk_process_start(const pk_process_options *options, pk_process **proce
   if (!options->command || !options->command[0] || !*options->command[0]) {
     return pk_fail(PK_INVALID, "a process needs a command");
   }
-  plan plan = {.options = options, .parent = getpid(), .input = -1, .output = -1, .report = -1};
+  child_plan plan = {
+      .options = options, .parent = getpid(), .input = -1, .output = -1, .report = -1};
   int channel[2] = {-1, -1};
   pk_process *made = calloc(1, sizeof *made);
   plan.environment = merged_environment(options->environment);
