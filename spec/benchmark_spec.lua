@@ -4,6 +4,7 @@ local json = require "pack.json"
 local numbers = require "spec.support.numbers"
 local process = require "pack.process"
 local sequential = require "pack.sequential"
+local summaries = require "pack.benchmark_summary"
 local support = require "spec.support.helper"
 local trainer = require "pack.trainer"
 
@@ -319,6 +320,49 @@ describe("the benchmark", function()
     local row = read("summary.json").comparisons[1]
     assert.equal(0, row.parity)
     assert.is_true(row.speedup > 0)
+  end)
+end)
+
+describe("the benchmark's table", function()
+  local function candidate(mode, speeds)
+    local record = {name = "n-2-" .. mode .. "-compiled", num_models = 2, mode = mode, execution = "compiled",
+      status = "ok", repeats = {}}
+    for i, speed in ipairs(speeds) do
+      record.repeats[i] = {tokens_per_second = speed, step_seconds = {1 / speed, 3 / speed}, peak_bytes = i * 2 ^ 20,
+        reserved_bytes = 0, peak_rss_bytes = 0, share_of_ceiling = i / 10}
+    end
+    summaries.derive(record)
+    return record
+  end
+
+  local function text_of(sequential_speeds, packed_speeds)
+    local config = config_module.resolve {table = {}}
+    local plan = {settings = {num_models = {2}, modes = {"sequential", "packed"}, executions = {"compiled"}, warmup = 1,
+      steps = 2, repeats = 3, data = "synthetic"}, base = config,
+      candidates = {{name = "n-2-sequential-compiled"}, {name = "n-2-packed-compiled"}}}
+    local records = {["n-2-sequential-compiled"] = candidate("sequential", sequential_speeds),
+      ["n-2-packed-compiled"] = candidate("packed", packed_speeds)}
+    return summaries.text(summaries.of(plan, records)), records["n-2-packed-compiled"]
+  end
+
+  it("has medians, ranges, the largest peak, and the speedup of the medians", function()
+    local text, packed = text_of({100, 80, 90}, {150, 270, 180})
+    assert.is_truthy(text:find("\n2  sequential  compiled      90   80 .. 100        -       3.0       20.0%       -\n", 1, true))
+    assert.is_truthy(text:find("\n2  packed      compiled     180  150 .. 270     2.00       3.0       20.0%       -", 1, true))
+    assert.is_nil(text:find("?", 1, true))
+    assert.same({min = 1 / 270, median = (1 / 150 + 3 / 270) / 2, max = 3 / 150}, packed.seconds_per_step)
+  end)
+
+  it("marks a speedup that may be chance", function()
+    local text = text_of({100, 80, 90}, {95, 100, 105})
+    assert.is_truthy(text:find("1.11?", 1, true))
+    assert.is_truthy(text:find("the ranges of both modes overlap", 1, true))
+  end)
+
+  it("takes the mean of the middle two of an even number", function()
+    local text = text_of({100, 80}, {300, 200})
+    assert.is_truthy(text:find("2.78", 1, true))
+    assert.is_truthy(text:find("n-2-packed-compiled: ok after 2 of 3 rounds", 1, true))
   end)
 end)
 

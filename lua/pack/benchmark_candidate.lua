@@ -22,7 +22,6 @@ local candidate = {}
 local MIB = 2 ^ 20
 local TOKENS_NAME = "benchmark.tokens" -- of the stream of random numbers
 local CEILING_SECONDS = 0.2 -- for each of the products that make the ceiling
-local MAX_COMPONENT_RUNS = 5
 local product_dtypes = {f64 = "f64", f32 = "f32", amp = "bf16"}
 
 -- Inputs -----------------------------------------------------------------------------------------
@@ -124,7 +123,7 @@ local function look_closer(job, trainer, context, result)
   trace_step(trainer, context, job.trace, result)
   if trainer.program then trainer.program:free() end
   trainer.program = nil
-  result.component_seconds = components.measure(trainer, math.min(job.steps, MAX_COMPONENT_RUNS))
+  result.component_seconds = components.measure(trainer)
   result.environment = run.environment {context = context, arguments = {}}
 end
 

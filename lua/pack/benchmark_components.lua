@@ -9,6 +9,8 @@ local tensor = require "pack.tensor"
 
 local components = {}
 
+local MOST_RUNS, LONGEST_SECONDS = 5, 2
+
 --- The parts in their order.
 components.names = {"compute", "clip", "mix", "optimizer"}
 
@@ -56,27 +58,30 @@ local function runnable(trainer, part)
   return function() recorded:run() end, function() recorded:free() end
 end
 
-local function time(trainer, run, times)
-  local seconds = {}
+-- The median seconds of up to MOST_RUNS runs, none of which begins after LONGEST_SECONDS, and one before that does not
+-- count.
+local function time(trainer, run)
+  local seconds, total = {}, 0
   run()
-  for i = 1, times do
+  repeat
     trainer.context:synchronize()
     local began = native.C.pk_clock()
     run()
     trainer.context:synchronize()
-    seconds[i] = native.C.pk_clock() - began
-  end
+    seconds[#seconds + 1] = native.C.pk_clock() - began
+    total = total + seconds[#seconds]
+  until #seconds == MOST_RUNS or total > LONGEST_SECONDS
   return median(seconds)
 end
 
---- The median seconds of each part over so many runs, after one that does not count: {compute, clip, mix, optimizer}.
--- The trainer has taken a step before; its weights change.
-function components.measure(trainer, times)
+--- The median seconds of each part over a few runs: {compute, clip, mix, optimizer}. The trainer has taken a step before;
+-- its weights change.
+function components.measure(trainer)
   local parts, kept = parts_of(trainer)
   local result = {}
   for _, name in ipairs(components.names) do
     local run, free = runnable(trainer, parts[name])
-    result[name] = time(trainer, run, times)
+    result[name] = time(trainer, run)
     free()
   end
   for _, one in pairs(kept) do one:free() end

@@ -51,7 +51,7 @@ local function parts(whole)
     end
   end
   return {title = "Parts of a step, from a separate pass", x = "", y = {"seconds", log = true}, groups = groups,
-    series = series, width = math.max(720, 190 * #groups)}
+    series = series, width = math.max(720, 225 * #groups)}
 end
 
 local charts = {{"throughput", throughput}, {"memory", memory}, {"components", parts}}

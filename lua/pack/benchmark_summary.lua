@@ -128,6 +128,18 @@ local function rate(x)
   return x >= 99999.5 and progress.count(x) or ("%.0f"):format(x)
 end
 
+-- Whether the ranges of both modes have a value in common.
+local function overlap(one)
+  local a, b = one.sequential.tokens_per_second, one.packed.tokens_per_second
+  return a.min <= b.max and b.min <= a.max
+end
+
+-- The speedup, with a mark where it may be chance.
+local function speedup_text(one)
+  if one.speedup == json.null then return "-" end
+  return ("%.2f%s"):format(one.speedup, overlap(one) and "?" or "")
+end
+
 local function row_of(comparison_row, row, packed)
   local cells = {tostring(row.num_models), row.mode, row.execution}
   if not measured(row) then
@@ -137,7 +149,7 @@ local function row_of(comparison_row, row, packed)
   end
   local speed = row.tokens_per_second
   cells[4], cells[5] = rate(speed.median), ("%s .. %s"):format(rate(speed.min), rate(speed.max))
-  cells[6] = packed and number("%.2f", comparison_row.speedup) or "-"
+  cells[6] = packed and speedup_text(comparison_row) or "-"
   cells[7] = number("%.1f", row.peak_bytes, 1 / MIB)
   cells[8] = number("%.1f%%", row.share_of_ceiling, 100)
   cells[9] = packed and number("%.1e", comparison_row.parity) or "-"
@@ -154,9 +166,14 @@ local function table_rows(whole)
   return rows
 end
 
--- Why rows are missing or have fewer repeats than asked for, a line each.
+-- What the marks mean, and why rows are missing or have fewer repeats than asked for, a line each.
 local function remarks(whole)
   local lines = {}
+  for _, one in ipairs(whole.comparisons) do
+    if #lines == 0 and one.speedup ~= json.null and overlap(one) then
+      lines[1] = "? the ranges of both modes overlap: more rounds or an idle machine would tell"
+    end
+  end
   for _, row in ipairs(whole.candidates) do
     if row.status ~= "ok" or row.repeats < whole.settings.repeats then
       lines[#lines + 1] = ("%s: %s after %d of %d rounds%s"):format(row.name, row.status:gsub("_", " "), row.repeats,
