@@ -30,8 +30,7 @@ typedef struct pk_cuda_device {
   pk_cuda_staging *staging;
   pk_cuda_products *products; /* NULL until the first is run (products.h) */
   bool deterministic;         /* choose nothing by time */
-  pk_cuda_cudnn *cudnn;       /* NULL until it is first run (cudnn_attention.h) */
-  int64_t cudnn_version;      /* 0: attention is by the own kernels */
+  pk_cuda_cudnn *cudnn;       /* NULL: attention is by the own kernels (cudnn_attention.h) */
   bool must_use_cudnn;
   pk_cuda_properties properties;
   char name[16];

@@ -43,28 +43,23 @@ void pk_cuda_cudnn_free(pk_cuda_cudnn *cudnn) {
   free(cudnn);
 }
 
-pk_status pk_cuda_cudnn_find(int64_t *version) {
-  pk_cudnn dnn;
-  pk_status status = pk_cudnn_find(&dnn);
-  if (status == PK_OK) *version = (int64_t)dnn.version();
-  return status;
-}
-
-static pk_status open_cudnn(pk_cuda_device *cuda) {
-  if (cuda->cudnn) return PK_OK;
+pk_status pk_cuda_cudnn_find(pk_cuda_device *cuda) {
   pk_cuda_cudnn *made = calloc(1, sizeof *made);
   if (!made) return pk_fail(PK_NO_MEMORY, "no host memory for cuDNN");
   pk_status status = pk_cudnn_find(&made->dnn);
-  if (status == PK_OK) {
-    cudnnStatus_t said = made->dnn.create_handle(&made->dnn.handle);
-    if (!said) said = made->dnn.set_stream(made->dnn.handle, cuda->stream);
-    status = pk_cudnn_check(&made->dnn, said, "opening it");
-  }
   if (status == PK_OK)
     cuda->cudnn = made;
   else
-    pk_cuda_cudnn_free(made);
+    free(made);
   return status;
+}
+
+static pk_status open_handle(pk_cuda_device *cuda) {
+  pk_cudnn *dnn = &cuda->cudnn->dnn;
+  if (dnn->handle) return PK_OK;
+  cudnnStatus_t said = dnn->create_handle(&dnn->handle);
+  if (!said) said = dnn->set_stream(dnn->handle, cuda->stream);
+  return pk_cudnn_check(dnn, said, "opening it");
 }
 
 /* --- what is asked of cuDNN --- */
@@ -89,15 +84,16 @@ static pk_dnn_attention whole_shape(const pk_tensor *q) {
 }
 
 bool pk_cuda_cudnn_takes(const pk_cuda_device *cuda, const pk_tensor *q) {
-  if (cuda->cudnn_version == 0 || q->dtype != PK_BF16 || q->numel == 0) return false;
-  if (cuda->cudnn_version <= LAST_OF_WHOLE_TILES && q->shape[2] % 128 != 0) return false;
+  if (!cuda->cudnn || q->dtype != PK_BF16 || q->numel == 0) return false;
+  bool whole = q->shape[2] % 128 == 0;
+  if (!whole && cuda->cudnn->dnn.version() <= LAST_OF_WHOLE_TILES) return false;
   return q->shape[4] % 8 == 0 && q->shape[4] <= WIDEST;
 }
 
 /* The plan of a shape, made at its first use; one that cuDNN lacks is remembered too. */
 static pk_status find_plan(pk_cuda_device *cuda, const pk_dnn_attention *shape, bool backward,
                            planned **found) {
-  pk_status status = open_cudnn(cuda);
+  pk_status status = open_handle(cuda);
   if (status != PK_OK) return status;
   for (planned *plan = cuda->cudnn->plans; plan; plan = plan->next) {
     if (plan->backward != backward || memcmp(&plan->shape, shape, sizeof *shape) != 0) continue;
@@ -294,8 +290,8 @@ void pk_cuda_cudnn_free(pk_cuda_cudnn *cudnn) {
   (void)cudnn;
 }
 
-pk_status pk_cuda_cudnn_find(int64_t *version) {
-  *version = 0;
+pk_status pk_cuda_cudnn_find(pk_cuda_device *cuda) {
+  (void)cuda;
   return pk_fail(PK_UNSUPPORTED, "this build is without cuDNN: its headers, of 9.8 or newer, were "
                                  "not beside CUDA's");
 }

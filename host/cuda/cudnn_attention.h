@@ -4,8 +4,8 @@
 
 #include "cuda/cuda.h"
 
-/* PK_OK and its version if the library can be opened and is new enough. */
-pk_status pk_cuda_cudnn_find(int64_t *version);
+/* Sets cuda->cudnn if the library can be opened and is new enough. */
+pk_status pk_cuda_cudnn_find(pk_cuda_device *cuda);
 void pk_cuda_cudnn_free(pk_cuda_cudnn *cudnn);
 
 /* Whether a call with this q is cuDNN's: its dtype and width, and what the device was opened for.

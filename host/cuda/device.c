@@ -58,7 +58,9 @@ static void destroy(pk_device *device) {
   if (!cuda->forecast) {
     cudaSetDevice(cuda->ordinal);
     if (cuda->stream) cudaStreamSynchronize(cuda->stream);
-    pk_cuda_cudnn_free(cuda->cudnn);
+  }
+  pk_cuda_cudnn_free(cuda->cudnn);
+  if (!cuda->forecast) {
     pk_cuda_products_free(cuda->products);
     pk_cuda_staging_free(cuda->staging);
     if (cuda->stream) cudaStreamDestroy(cuda->stream);
@@ -186,7 +188,7 @@ static pk_status choose_attention(pk_cuda_device *cuda, int64_t wanted) {
   cuda->base.attention = "flash";
   cuda->must_use_cudnn = wanted == PK_ATTENTION_CUDNN;
   if (wanted == PK_ATTENTION_FLASH) return PK_OK;
-  pk_status status = pk_cuda_cudnn_find(&cuda->cudnn_version);
+  pk_status status = pk_cuda_cudnn_find(cuda);
   if (status != PK_OK) return cuda->must_use_cudnn ? status : PK_OK;
   cuda->base.attention = "cudnn";
   return PK_OK;

@@ -10,6 +10,7 @@
 #include <cuda_bf16.h>
 
 #include "cuda/libraries.h"
+#include "dnn.h"
 #include "pool.h"
 
 namespace emu {
@@ -321,7 +322,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t product_han
   return CUBLAS_STATUS_SUCCESS;
 }
 
-// Emulated libraries are there by name like real ones; cuDNN is not.
+// Emulated libraries are there by name like real ones.
 void *pk_cuda_symbol(pk_cuda_library library, const char *name) {
   static const struct {
     const char *name;
@@ -346,6 +347,7 @@ void *pk_cuda_symbol(pk_cuda_library library, const char *name) {
       KNOWN(cublasLtMatmul),
 #undef KNOWN
   };
+  if (library == PK_CUDNN) return emu::cudnn_symbol(name);
   if (library != PK_CUBLASLT) return nullptr;
   for (const auto &entry : known)
     if (strcmp(entry.name, name) == 0) return entry.address;

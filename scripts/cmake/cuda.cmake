@@ -108,7 +108,7 @@ endif()
 # --- emulated ---
 
 if(build_emu)
-  set(emu_sources ${kernels}/emu/blas.cpp ${kernels}/emu/fiber.cpp ${kernels}/emu/pool.cpp
+  set(emu_sources ${kernels}/emu/blas.cpp ${kernels}/emu/dnn.cpp ${kernels}/emu/fiber.cpp ${kernels}/emu/pool.cpp
     ${kernels}/emu/runtime.cpp ${kernels}/emu/scheduler.cpp)
   foreach(kernel IN LISTS cuda_kernels) # nvcc's language for nvcc alone
     get_filename_component(family ${kernel} NAME_WE)
