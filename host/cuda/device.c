@@ -182,7 +182,6 @@ static pk_status start(pk_cuda_device *cuda) {
   return status;
 }
 
-static void describe(pk_cuda_device *cuda, const char *name) {
 /* cuDNN's attention if it is to be had and not unwanted. */
 static pk_status choose_attention(pk_cuda_device *cuda, int64_t wanted) {
   cuda->base.attention = "flash";
@@ -194,6 +193,7 @@ static pk_status choose_attention(pk_cuda_device *cuda, int64_t wanted) {
   return PK_OK;
 }
 
+static void describe(pk_cuda_device *cuda, const char *name) {
   const pk_cuda_properties *properties = &cuda->properties;
   bool numbered = strncmp(name, "cuda", 4) == 0;
   if (numbered)
@@ -227,12 +227,12 @@ PK_DEVICE_EXPORT pk_status pk_device_open(const pk_context_options *options, pk_
   pk_status status = find_properties(options->device, cuda);
   if (status == PK_OK) describe(cuda, options->device);
   cuda->base.memory_available = cuda->properties.memory;
+  if (status == PK_OK) status = choose_attention(cuda, options->attention);
   if (status == PK_OK && !cuda->forecast) status = start(cuda);
   if (status != PK_OK) {
     destroy(&cuda->base);
     return pk_fail_within(status, "device '%s'", options->device);
   }
-  if (status == PK_OK) status = choose_attention(cuda, options->attention);
   *device = &cuda->base;
   return PK_OK;
 }
