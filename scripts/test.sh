@@ -94,8 +94,8 @@ if check "tsan build" build_with tsan; then
     specs "threaded specs under TSan" build-tsan/packlua --tags=threads
 fi
 if [[ -x spec/fuzz/run.sh ]]; then check "fuzz smoke" spec/fuzz/run.sh; fi
+check "cuDNN's plans" scripts/cudnn_check.sh
 for lint in luacheck clang-format shellcheck clang-tidy lua-docs; do
   check "$lint" scripts/lint.sh "$lint"
 done
 finish
-check "cuDNN's plans" scripts/cudnn_check.sh

@@ -114,8 +114,8 @@ struct pk_device {
   const char *description; /* "AMD EPYC, 2 threads, avx2" */
   const char *isa;         /* "avx2", "sm_90" */
   bool has_bf16;
-  int64_t threads;
   const char *attention; /* what computes it: "flash", the device's own kernels, or "cudnn" */
+  int64_t threads;
   int64_t memory_available;            /* bytes it could give at creation */
   const pk_kernel *kernels;            /* [PK_OP_COUNT]; NULL where an operation is missing */
   const pk_workspace_rule *workspaces; /* [PK_OP_COUNT]; NULL where none is wanted */

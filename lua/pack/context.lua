@@ -113,12 +113,12 @@ function Context:has_bf16()
   return C.pk_context_has_bf16(context.handle_of(self)) ~= 0
 end
 
---- Waits for everything launched so far; reports a device failure.
 --- What computes attention of bf16 operands: "cudnn", or "flash", the device's own kernels.
 function Context:attention()
   return ffi.string(C.pk_context_attention(context.handle_of(self)))
 end
 
+--- Waits for everything launched so far; reports a device failure.
 function Context:synchronize()
   if C.pk_context_synchronize(context.handle_of(self)) ~= 0 then
     caller.raise("%s", ffi.string(C.pk_error_message()))
