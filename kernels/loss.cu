@@ -14,14 +14,18 @@ static __device__ __forceinline__ double exponential(double x) {
   return exp(x);
 }
 
-// Sums of e^(x - largest) of two parts as one. A part of nothing has the sum 0.
+// What a sum of e^(x - largest) is multiplied by when the largest is another. Infinities are equal.
+template <class T> static __device__ __forceinline__ T brought_down(T largest, T top) {
+  return largest == top ? T(1) : exponential(largest - top);
+}
+
+// The sums of two parts as one.
 template <class T>
 static __device__ __forceinline__ void join(T &largest, double &sum, T other, double other_sum) {
   T top = other > largest ? other : largest;
-  double mine = sum == 0 ? 0 : sum * exp(static_cast<double>(largest - top));
-  double its = other_sum == 0 ? 0 : other_sum * exp(static_cast<double>(other - top));
+  sum = sum * static_cast<double>(brought_down(largest, top)) +
+        other_sum * static_cast<double>(brought_down(other, top));
   largest = top;
-  sum = mine + its;
 }
 
 // The logarithm of the sum of e^x over a row, which is read once: a thread's sum is brought down
@@ -38,7 +42,7 @@ template <class T> static __global__ void __launch_bounds__(THREADS) row_lse(pk_
       part = part * exponential(largest - value) + T(1);
       largest = value;
     } else {
-      part += exponential(value - largest);
+      part += brought_down(value, largest);
     }
   }
   double sum = part;
@@ -54,6 +58,7 @@ template <class T> static __global__ void __launch_bounds__(THREADS) row_lse(pk_
   __syncthreads();
   if (threadIdx.x > 0) return;
   for (int warp = 1; warp < WARPS; warp++) join(largest, sum, tops[warp], sums[warp]);
+  if (isinf(largest) && sum > 0) sum = NAN;
   pk_row<T>(job.lse, worker)[row] = pk_to<T>(static_cast<double>(largest) + log(sum));
 }
 
