@@ -72,10 +72,10 @@ typedef enum pk_attention {
 } pk_attention;
 
 typedef struct pk_context_options {
-  const char *device;   /* "cpu" ("cuda:K" and "emu" with the CUDA device) */
-  int64_t threads;      /* 0: one per core that this process may use */
-  int64_t memory_limit; /* bytes; 0: what the machine or the cgroup has left, less a margin */
-  int64_t forecast;     /* 1: account for memory without taking it; operations compute nothing */
+  const char *device;    /* "cpu" ("cuda:K" and "emu" with the CUDA device) */
+  int64_t threads;       /* 0: one per core that this process may use */
+  int64_t memory_limit;  /* bytes; 0: what the machine or the cgroup has left, less a margin */
+  int64_t forecast;      /* 1: account for memory without taking it; operations compute nothing */
   int64_t deterministic; /* 1: choose nothing by its speed, so that every run has the same bits */
   int64_t attention;     /* a pk_attention */
 } pk_context_options;
@@ -104,6 +104,10 @@ pk_status pk_context_synchronize(pk_context *context);
 
 /* Lines for --devices, one per device this binary can use here. Borrowed. */
 const char *pk_devices(void);
+
+/* Whether a context on the device of that name could be opened, as far as can be told without
+ * opening it; the message says why not. */
+pk_status pk_device_check(const char *name);
 
 /* --- memory -------------------------------------------------------------------------------- */
 
@@ -265,8 +269,13 @@ typedef enum pk_recompute {
 pk_status pk_program_end(pk_program *program, const pk_tensor *const *results, int64_t n_results,
                          int recompute);
 
-/* Runs the operations in order; the first run takes the planned memory. */
+/* Runs the operations in order; the first run takes the planned memory. From the second run on a
+ * device that has graphs launches all of them as one. */
 pk_status pk_program_run(pk_program *program);
+
+/* Why a device that has graphs made none of the program, which is then run operation by operation;
+ * "" if there is nothing to say. Borrowed. */
+const char *pk_program_remark(const pk_program *program);
 
 /* Frees the program; results that are alive keep its memory. */
 void pk_program_free(pk_program *program);

@@ -10,18 +10,36 @@ pk_context_options pk_context_defaults(void) {
   return (pk_context_options){.device = "cpu", .threads = 0, .memory_limit = 0};
 }
 
+/* Whether a device's name is of a kind, such as "cuda" or "cuda:1" of "cuda". */
+static bool is_of_kind(const char *name, const char *kind) {
+  size_t length = strlen(kind);
+  return strncmp(name, kind, length) == 0 && (name[length] == 0 || name[length] == ':');
+}
+
+/* The library that a device is in; NULL for the CPU and for what is no device. */
+static const char *library_of(const char *name) {
+  if (is_of_kind(name, "cuda")) return "packcuda";
+  return is_of_kind(name, "emu") ? "packemu" : NULL;
+}
+
+static pk_status refuse_name(const char *name) {
+  return pk_fail(PK_INVALID, "device '%s' is not known; known: cpu, cuda, cuda:K, emu", name);
+}
+
+pk_status pk_device_check(const char *name) {
+  const char *library = library_of(name);
+  if (library) return pk_device_library_check(library, name);
+  return strcmp(name, "cpu") == 0 ? PK_OK : refuse_name(name);
+}
+
 static pk_status open_device(const pk_context_options *options, pk_device **device) {
   if (options->threads < 0 || options->threads > 4096) {
     return pk_fail(PK_INVALID, "threads %lld is not between 1 and 4096 (0: one per core)",
                    (long long)options->threads);
   }
   if (strcmp(options->device, "cpu") == 0) return pk_cpu_device_create(device, options->threads);
-  if (strncmp(options->device, "cuda", 4) == 0)
-    return pk_device_library_open("packcuda", options, device);
-  if (strcmp(options->device, "emu") == 0)
-    return pk_device_library_open("packemu", options, device);
-  return pk_fail(PK_INVALID, "device '%s' is not known; known: cpu, cuda, cuda:K, emu",
-                 options->device);
+  const char *library = library_of(options->device);
+  return library ? pk_device_library_open(library, options, device) : refuse_name(options->device);
 }
 
 /* A device without cuDNN cannot do what was asked for. */

@@ -106,6 +106,7 @@ typedef pk_status (*pk_kernel)(const pk_call *call);
 typedef int64_t (*pk_workspace_rule)(const pk_call *call);
 
 typedef struct pk_device pk_device;
+typedef struct pk_graph pk_graph; /* calls that a device runs as one */
 
 /* A device: everything core knows of it. Memory functions get the device, kernels the call (and
  * find the device by pk_context_get_device). */
@@ -126,13 +127,20 @@ struct pk_device {
   pk_status (*download)(pk_device *device, const void *memory, void *data, int64_t bytes);
   pk_status (*synchronize)(pk_device *device);
   void (*destroy)(pk_device *device);
-  /* For traces, all NULL where the device has no lanes of its own (threads, streams). After begin it
-   * notes what they do; trace_after is called when an operation, which has that number, was launched;
-   * what the lanes did is added with pk_trace_add_lane then or, by a device that learns of it later,
-   * at the end. */
+  /* For traces, all NULL where the device has no lanes of its own (threads, streams). After begin
+   * it notes what they do; trace_after is called when an operation, which has that number, was
+   * launched; what the lanes did is added with pk_trace_add_lane then or, by a device that learns
+   * of it later, at the end. */
   pk_status (*trace_begin)(pk_device *device);
   void (*trace_after)(pk_device *device, pk_trace *trace, int64_t operation);
   void (*trace_end)(pk_device *device, pk_trace *trace);
+  /* Graphs, all NULL where the device has none. After begin kernels are noted with their arguments,
+   * not run; end makes a graph of them, or forgets them where graph is NULL, and launch runs them
+   * all. What they read and write must be alive while the graph is. */
+  pk_status (*graph_begin)(pk_device *device);
+  pk_status (*graph_end)(pk_device *device, pk_graph **graph);
+  pk_status (*graph_launch)(pk_device *device, pk_graph *graph);
+  void (*graph_free)(pk_device *device, pk_graph *graph);
 };
 
 pk_device *pk_context_get_device(const pk_context *context);

@@ -56,6 +56,15 @@ pk_status pk_device_library_open(const char *library, const pk_context_options *
   return open(options, device);
 }
 
+pk_status pk_device_library_check(const char *library, const char *name) {
+  void *handle;
+  pk_status (*usable)(const char *) = NULL;
+  pk_status status = load(library, &handle);
+  if (status == PK_OK) status = find_function(handle, "pk_device_usable", &usable, sizeof usable);
+  if (status == PK_OK) status = usable(name);
+  return status == PK_OK ? PK_OK : pk_fail_within(status, "device '%s'", name);
+}
+
 void pk_device_library_list(const char *library, const char *prefix, char *text, int64_t size) {
   char path[PATH_MAX];
   void *handle;

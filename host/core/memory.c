@@ -60,15 +60,20 @@ static void describe_use(const pk_context *context, char *text, size_t size) {
   if (used == 0) snprintf(text, size, "nothing");
 }
 
-static pk_status refuse(const pk_context *context, int64_t bytes, int category) {
-  char use[400];
+/* Refuses a request as it would be too much: more than the limit, or than the device has. */
+static pk_status refuse(const pk_context *context, int64_t bytes, int category, bool by_limit) {
+  char use[400], reason[96];
   describe_use(context, use, sizeof use);
-  return pk_fail(
-      PK_NO_MEMORY,
-      "out of memory: %.1f MiB more for %s would pass the limit of %.1f MiB on %s; in use: %s. "
-      "Free tensors, make the batch or model smaller, or raise runtime.memory_limit_mib",
-      (double)bytes / 1048576.0, pk_category_name(category),
-      (double)context->memory.limit / 1048576.0, context->device->name, use);
+  if (by_limit)
+    snprintf(reason, sizeof reason, "would pass the limit of %.1f MiB on %s",
+             (double)context->memory.limit / 1048576.0, context->device->name);
+  else
+    snprintf(reason, sizeof reason, "is more than %s has left", context->device->name);
+  return pk_fail(PK_NO_MEMORY,
+                 "out of memory: %.1f MiB more for %s %s; in use: %s. Free tensors, make the batch "
+                 "or model smaller%s",
+                 (double)bytes / 1048576.0, pk_category_name(category), reason, use,
+                 by_limit ? ", or raise runtime.memory_limit_mib" : "");
 }
 
 void pk_memory_trim(pk_context *context) {
@@ -103,7 +108,7 @@ pk_status pk_memory_take(pk_context *context, int64_t bytes, int category, void 
   }
   if (context->forecast) {
     if (context->memory.total + bytes > context->memory.limit)
-      return refuse(context, bytes, category);
+      return refuse(context, bytes, category, true);
     count_taken(context, bytes, category);
     *memory = no_memory;
     return PK_OK;
@@ -114,14 +119,14 @@ pk_status pk_memory_take(pk_context *context, int64_t bytes, int category, void 
   if (!block) {
     if (context->memory.reserved + rounded > context->memory.limit) pk_memory_trim(context);
     if (context->memory.reserved + rounded > context->memory.limit) {
-      return refuse(context, bytes, category);
+      return refuse(context, bytes, category, true);
     }
     pk_status status = context->device->allocate(context->device, rounded, &block);
     if (status == PK_NO_MEMORY) {
       pk_memory_trim(context);
       status = context->device->allocate(context->device, rounded, &block);
     }
-    if (status == PK_NO_MEMORY) return refuse(context, bytes, category);
+    if (status == PK_NO_MEMORY) return refuse(context, bytes, category, false);
     if (status != PK_OK) return status;
     context->memory.reserved += rounded;
   }

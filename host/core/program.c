@@ -4,7 +4,8 @@
  * While a context records, operations are checked and noted, not run; new tensors get storages
  * without memory. At the end, operations whose results nobody reads are dropped, passes of their
  * own rewrite the list (merge.c, fuse.c, recompute.c), and every buffer gets a place in one slab
- * (place.c). Replaying calls the kernels in order. */
+ * (place.c). Replaying calls the kernels in order, or launches the device's graph of them
+ * (replay.c). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +16,7 @@
 #include "core/place.h"
 #include "core/program.h"
 #include "core/recompute.h"
-#include "core/trace.h"
+#include "core/replay.h"
 
 struct pk_program {
   pk_context *context;
@@ -26,7 +27,8 @@ struct pk_program {
   pk_storage **written; /* those from outside that a run writes to; its entries have shares */
   int64_t n_written;
   pk_storage *slab; /* NULL until the first run */
-  int64_t commit;   /* the first operation that writes state: from there on a run is finished */
+  pk_replay replay;
+  int64_t commit; /* the first operation that writes state: from there on a run is finished */
   pk_program_plan plan;
 };
 
@@ -204,20 +206,19 @@ pk_status pk_program_run(pk_program *program) {
   pk_status status = take_slab(program);
   for (int64_t w = 0; w < program->n_written && status == PK_OK; w++) program->written[w]->writes++;
   if (program->context->forecast && !program->context->trace) return status;
-  for (int64_t i = 0; i < program->list.count && status == PK_OK; i++) {
-    const pk_call *call = &program->list.entries[i]->call;
-    if (i <= program->commit) status = pk_interrupt_check();
-    if (status != PK_OK) break;
-    status = pk_call_run(call);
-    if (status != PK_OK)
-      pk_fail_within(status, "operation %lld of a recorded program", (long long)i + 1);
-  }
-  return status;
+  if (status != PK_OK) return status;
+  return pk_replay_run(&program->replay, program->context, program->list.entries,
+                       program->list.count, program->commit);
+}
+
+const char *pk_program_remark(const pk_program *program) {
+  return program->replay.remark;
 }
 
 void pk_program_free(pk_program *program) {
   if (!program) return;
   stop_recording(program);
+  pk_replay_free(&program->replay, program->context);
   for (int64_t r = 0; r < program->n_results; r++) pk_tensor_release(&program->results[r]);
   pk_recorded_list_free(&program->list);
   free(program->results);

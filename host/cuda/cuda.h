@@ -55,6 +55,13 @@ void pk_cuda_staging_free(pk_cuda_staging *staging);
 pk_status pk_cuda_upload(pk_device *device, void *memory, const void *data, int64_t bytes);
 pk_status pk_cuda_download(pk_device *device, const void *memory, void *data, int64_t bytes);
 
+/* --- graphs (graph.c): see struct pk_device --- */
+
+pk_status pk_cuda_graph_begin(pk_device *device);
+pk_status pk_cuda_graph_end(pk_device *device, pk_graph **graph);
+pk_status pk_cuda_graph_launch(pk_device *device, pk_graph *graph);
+void pk_cuda_graph_free(pk_device *device, pk_graph *graph);
+
 /* y <- x, of the same extents and element size (elementwise.c). */
 pk_status pk_cuda_copy_block(const pk_call *call, const pk_block *y, const pk_block *x);
 /* The element whose bits are given everywhere in y (fill.c). */

@@ -149,6 +149,7 @@ static pk_cuda_properties assumed_properties(void) {
                               .multiprocessors = 132};
 }
 
+/* Finds the device that a name means, and reads what it can do. */
 static pk_status find_properties(const char *name, pk_cuda_device *cuda) {
   int count;
   pk_status status = parse_ordinal(name, &cuda->ordinal);
@@ -223,7 +224,11 @@ PK_DEVICE_EXPORT pk_status pk_device_open(const pk_context_options *options, pk_
                            .upload = pk_cuda_upload,
                            .download = pk_cuda_download,
                            .synchronize = synchronize,
-                           .destroy = destroy};
+                           .destroy = destroy,
+                           .graph_begin = pk_cuda_graph_begin,
+                           .graph_end = pk_cuda_graph_end,
+                           .graph_launch = pk_cuda_graph_launch,
+                           .graph_free = pk_cuda_graph_free};
   pk_status status = find_properties(options->device, cuda);
   if (status == PK_OK) describe(cuda, options->device);
   cuda->base.memory_available = cuda->properties.memory;
@@ -235,6 +240,11 @@ PK_DEVICE_EXPORT pk_status pk_device_open(const pk_context_options *options, pk_
   }
   *device = &cuda->base;
   return PK_OK;
+}
+
+PK_DEVICE_EXPORT pk_status pk_device_usable(const char *name) {
+  pk_cuda_device cuda = {.forecast = false};
+  return find_properties(name, &cuda);
 }
 
 PK_DEVICE_EXPORT void pk_device_list(const char *prefix, char *text, int64_t size) {

@@ -1,5 +1,6 @@
 /* What failures of the CUDA runtime mean for a user. */
 #include "cuda/cuda.h"
+#include "cuda/libraries.h"
 
 /* After these the process has lost the device: every later call fails too. */
 static bool loses_device(cudaError_t error) {
@@ -43,4 +44,9 @@ pk_status pk_cuda_check(cudaError_t error, const char *what) {
 
 pk_status pk_cuda_launched(const pk_call *call, cudaError_t error) {
   return error == cudaSuccess ? PK_OK : pk_cuda_check(error, pk_op_describe(call->op)->name);
+}
+
+void pk_cuda_no_library(const char *file, const char *why) {
+  pk_fail(PK_UNSUPPORTED,
+          "%s cannot be opened: %s. Install it, or name its folder in LD_LIBRARY_PATH", file, why);
 }

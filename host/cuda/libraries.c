@@ -34,9 +34,7 @@ void *pk_cuda_symbol(pk_cuda_library library, const char *name) {
   void *handle = open_library(library);
   if (!handle) {
     const char *why = dlerror();
-    pk_fail(PK_UNSUPPORTED,
-            "%s cannot be opened: %s. Install it, or name its folder in LD_LIBRARY_PATH",
-            names[library][0], why ? why : "no reason given");
+    pk_cuda_no_library(names[library][0], why ? why : "no reason given");
     return NULL;
   }
   void *symbol = dlsym(handle, name);

@@ -13,6 +13,9 @@ typedef enum pk_cuda_library { PK_CUBLASLT, PK_CUDNN, PK_CUDA_LIBRARIES } pk_cud
  * such library or function; pk_error_message says which. The emulation has functions of its own. */
 void *pk_cuda_symbol(pk_cuda_library library, const char *name);
 
+/* Fails with PK_UNSUPPORTED as a library is not there (errors.c). */
+void pk_cuda_no_library(const char *file, const char *why);
+
 #ifdef __cplusplus
 }
 #endif

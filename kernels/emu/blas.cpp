@@ -14,8 +14,9 @@
 #include "pool.h"
 
 namespace emu {
+bool has_cublas();
 void submit(cudaStream_t stream, std::function<void()> work);
-}
+} // namespace emu
 
 namespace {
 
@@ -347,8 +348,13 @@ void *pk_cuda_symbol(pk_cuda_library library, const char *name) {
       KNOWN(cublasLtMatmul),
 #undef KNOWN
   };
-  if (library == PK_CUDNN) return emu::cudnn_symbol(name);
-  if (library != PK_CUBLASLT) return nullptr;
+  if (library == PK_CUDNN)
+    if (void *address = emu::cudnn_symbol(name)) return address;
+  if (library != PK_CUBLASLT || !emu::has_cublas()) {
+    pk_cuda_no_library(library == PK_CUBLASLT ? "libcublasLt.so" : "libcudnn.so",
+                       "it is not emulated");
+    return nullptr;
+  }
   for (const auto &entry : known)
     if (strcmp(entry.name, name) == 0) return entry.address;
   return nullptr;

@@ -26,6 +26,18 @@ void pk_emu_read_counters(pk_emu_counters *counters);
  * returned by every later call too. NULL forgets all of this. */
 void pk_emu_fail(const char *function, int64_t calls, int error);
 
+/* What the emulated machine looks like. */
+typedef struct pk_emu_machine {
+  int64_t memory; /* bytes of the device */
+  int devices;
+  int driver; /* the newest CUDA that it supports, 13000 for 13.0; 0: there is no driver */
+  int sm;     /* 90 for sm_90 */
+  int cublas; /* whether cuBLASLt is installed */
+} pk_emu_machine;
+
+/* Makes it look like that; NULL: as at first. For devices that are opened afterwards. */
+void pk_emu_pretend(const pk_emu_machine *machine);
+
 #ifdef __cplusplus
 }
 #endif

@@ -55,7 +55,8 @@ int64_t failing_after = 0;
 cudaError_t failing_with = cudaSuccess, lost = cudaSuccess, last = cudaSuccess;
 int working = 0;
 
-const size_t total_bytes = size_t(8) << 30;
+const pk_emu_machine usual_machine = {int64_t(8) << 30, 1, CUDART_VERSION, 90, 1};
+pk_emu_machine machine = usual_machine;
 const size_t shared_optin = 227 << 10; // of Hopper
 
 bool is_lazy() {
@@ -172,6 +173,11 @@ void count_copy(size_t bytes, cudaMemcpyKind kind) {
 
 namespace emu {
 
+bool has_cublas() {
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  return machine.cublas != 0;
+}
+
 void submit(cudaStream_t stream, Work work) {
   std::lock_guard<std::recursive_mutex> guard(lock);
   counters.launches++;
@@ -215,18 +221,26 @@ __attribute__((visibility("default"))) void pk_emu_fail(const char *function, in
   if (!function) lost = last = cudaSuccess;
 }
 
+__attribute__((visibility("default"))) void pk_emu_pretend(const pk_emu_machine *wanted) {
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  machine = wanted ? *wanted : usual_machine;
+}
+
 // --- devices ---
 
 cudaError_t cudaGetDeviceCount(int *count) {
   BEGIN;
-  *count = 1;
+  *count = 0;
+  if (machine.driver < CUDART_VERSION) return remember(cudaErrorInsufficientDriver);
+  if (machine.devices == 0) return remember(cudaErrorNoDevice);
+  *count = machine.devices;
   return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int) {
   return lost;
 }
 cudaError_t cudaDriverGetVersion(int *version) {
-  *version = CUDART_VERSION;
+  *version = machine.driver;
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int) {
@@ -234,8 +248,9 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int) {
   *properties = cudaDeviceProp{};
   snprintf(properties->name, sizeof properties->name, "emulated GPU");
   memset(properties->uuid.bytes, 0xe0, sizeof properties->uuid.bytes);
-  properties->totalGlobalMem = total_bytes;
-  properties->major = 9;
+  properties->totalGlobalMem = static_cast<size_t>(machine.memory);
+  properties->major = machine.sm / 10;
+  properties->minor = machine.sm % 10;
   properties->multiProcessorCount = 4;
   properties->sharedMemPerBlockOptin = shared_optin;
   properties->l2CacheSize = 1 << 20;
@@ -248,8 +263,8 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, const void *) 
 }
 cudaError_t cudaMemGetInfo(size_t *left, size_t *total) {
   BEGIN;
-  *total = total_bytes;
-  *left = total_bytes - std::min(total_bytes, device_bytes);
+  *total = static_cast<size_t>(machine.memory);
+  *left = *total - std::min(*total, device_bytes);
   return cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize(void) {
@@ -266,7 +281,7 @@ cudaError_t cudaMalloc(void **memory, size_t bytes) {
   if (is_capturing()) return remember(cudaErrorStreamCaptureUnsupported);
   counters.allocations++;
   void *block = nullptr;
-  if (bytes > total_bytes - std::min(total_bytes, device_bytes) ||
+  if (device_bytes + bytes > static_cast<size_t>(machine.memory) ||
       posix_memalign(&block, 256, bytes ? bytes : 1) != 0)
     return remember(cudaErrorMemoryAllocation);
   memset(block, 0xff, bytes); // NaN in every type
@@ -395,9 +410,14 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
-  BEGIN;
+  std::lock_guard<std::recursive_mutex> guard(lock);
   *graph = stream->capture;
-  stream->capture = nullptr;
+  stream->capture = nullptr; // also where this fails
+  if (cudaError_t error = begin(__func__)) {
+    delete *graph;
+    *graph = nullptr;
+    return error;
+  }
   counters.captures++;
   return *graph ? cudaSuccess : remember(cudaErrorIllegalState);
 }
@@ -431,14 +451,22 @@ cudaError_t cudaGetLastError(void) {
 }
 const char *cudaGetErrorName(cudaError_t error) {
   switch (error) {
-  case cudaSuccess:
-    return "cudaSuccess";
-  case cudaErrorMemoryAllocation:
-    return "cudaErrorMemoryAllocation";
-  case cudaErrorInvalidValue:
-    return "cudaErrorInvalidValue";
-  case cudaErrorIllegalAddress:
-    return "cudaErrorIllegalAddress";
+#define NAME(error)                                                                                \
+  case error:                                                                                      \
+    return #error
+    NAME(cudaSuccess);
+    NAME(cudaErrorInvalidValue);
+    NAME(cudaErrorMemoryAllocation);
+    NAME(cudaErrorInsufficientDriver);
+    NAME(cudaErrorNoDevice);
+    NAME(cudaErrorNoKernelImageForDevice);
+    NAME(cudaErrorIllegalAddress);
+    NAME(cudaErrorLaunchFailure);
+    NAME(cudaErrorECCUncorrectable);
+    NAME(cudaErrorInvalidConfiguration);
+    NAME(cudaErrorStreamCaptureUnsupported);
+    NAME(cudaErrorStreamCaptureInvalidated);
+#undef NAME
   default:
     return "cudaError";
   }

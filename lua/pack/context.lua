@@ -64,9 +64,10 @@ function context.create(options)
   return setmetatable({handle = ffi.gc(made[0], C.pk_context_free)}, Context)
 end
 
---- The context that is used where none is named; created at first use.
+--- The context that is used where none is named; created at first use, on the device that the environment variable
+-- PACKLUA_DEVICE names, else on the CPU.
 function context.default()
-  if not default then default = context.create() end
+  if not default then default = context.create {device = os.getenv "PACKLUA_DEVICE"} end
   return default
 end
 

@@ -6,6 +6,7 @@ local config_module = require "pack.config"
 local context = require "pack.context"
 local failure = require "pack.failure"
 local progress = require "pack.progress"
+local runtime = require "pack.runtime"
 local trainer = require "pack.trainer"
 
 local plan = {}
@@ -15,8 +16,8 @@ local MIB = 1024 * 1024
 -- The device that a forecast is for: its kernels and threads, none of its memory.
 local function forecast_context(config)
   local settings = config.runtime
-  local device = settings.device == "auto" and "cpu" or settings.device
-  return context.create {device = device, threads = settings.threads or nil, forecast = true}
+  return context.create {device = runtime.device(settings.device), threads = settings.threads or nil, forecast = true,
+    deterministic = settings.deterministic, attention = runtime.attention(settings.attention)}
 end
 
 --- The memory of a resolved configuration's training step in bytes: parameters, gradients, moments, data, activations,

@@ -85,6 +85,20 @@ function Program:run()
   local status = C.pk_program_run(self.handle)
   if status == C.PK_INTERRUPTED then failure.interrupted() end
   check_ok(status)
+  if not self.said and self:remark() ~= "" then
+    self.said = true
+    self.say("packlua: a recorded program is run operation by operation: " .. self:remark() .. "\n")
+  end
+end
+
+--- Where a remark goes, once: to standard error. Another function can be put in its place.
+function Program.say(text)
+  io.stderr:write(text)
+end
+
+--- Why the program is run operation by operation although the device could run it as one; "" if there is nothing to say.
+function Program:remark()
+  return ffi.string(C.pk_program_remark(self.handle))
 end
 
 --- The plan in bytes and counts: recorded, dropped, merged, fused, recomputed, operations, buffers, activations, workspace, slab.

@@ -1,8 +1,18 @@
 -- From the runtime section of a configuration to a device context.
 local context = require "pack.context"
 local failure = require "pack.failure"
+local native = require "pack.native"
 
 local runtime = {}
+
+--- The device that a setting means: "auto" is the first CUDA device, where this build has CUDA and there is a GPU that it
+-- can use, else "cpu". Returns its name and, where a build with CUDA uses the CPU, why.
+function runtime.device(name)
+  if name ~= "auto" then return name end
+  if native.C.pk_device_check("cuda") == 0 then return "cuda:0" end
+  local why = native.message()
+  return "cpu", not why:find("this build has no", 1, true) and why or nil
+end
 
 --- The attention option of a context for a setting: plain operations are the model's matter.
 function runtime.attention(setting)
@@ -32,7 +42,9 @@ end
 -- and a list of remarks for the log.
 function runtime.open(config)
   local settings, remarks = config.runtime, {}
-  if settings.device == "auto" then settings.device = "cpu" end
+  local device, why = runtime.device(settings.device)
+  settings.device = device
+  if why then remarks[#remarks + 1] = "device: cpu, as " .. why end
   local opened = runtime.context(settings)
   if settings.amp == "auto" then
     settings.amp = opened:has_bf16()
