@@ -53,6 +53,10 @@ if [[ $all ]]; then
   need clang-tidy have clang-tidy
   need shellcheck have shellcheck
   need sentencepiece have spm_train
+  need clang have clang
+  if [[ $(uname -m) != aarch64 ]]; then
+    need libc6-dev-arm64-cross test -e /usr/aarch64-linux-gnu/include/stdio.h
+  fi
 fi
 
 # The libraries of own builds are known to CMAKE_PREFIX_PATH alone; then cmake has the last word.

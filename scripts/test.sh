@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds, then checks: scripts/test.sh [SPEC...]
 # With specs, only those, on the release build. Without: all specs on the release build and under the
-# sanitizers, the fuzzers' smoke run, and the lints. The last line is "N passed, N failed, N skipped".
+# sanitizers, those of arithmetic as other processors and builds do it, the fuzzers' smoke run, and the lints. The last line is "N passed, N failed, N skipped".
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -74,6 +74,18 @@ build_with() {
     cmake --build "build-$1" --parallel "$(nproc)"
 }
 
+# build_without LIBRARIES: a build in build-plain without them, invoked through check.
+# shellcheck disable=SC2317
+build_without() {
+  local generator=()
+  if [[ ! -e build-plain/CMakeCache.txt ]] && command -v ninja > /dev/null; then
+    generator=(-G Ninja)
+  fi
+  cmake --preset release -B build-plain "${generator[@]}" -DPACKLUA_WERROR=ON -DPACKLUA_CUDA=OFF \
+    -DPACKLUA_EMU=OFF "-DPACKLUA_WITHOUT=$1" &&
+    cmake --build build-plain --parallel "$(nproc)"
+}
+
 if [[ $# != 0 ]]; then
   scripts/setup.sh || exit
   specs specs build/packlua "$@"
@@ -82,6 +94,24 @@ fi
 
 check setup scripts/setup.sh --all -DPACKLUA_WERROR=ON || finish
 specs specs build/packlua
+
+# Older processors, the products that processors with bf16 use, no libraries of products, and another processor.
+arithmetic=(spec/{matmul,attention,loss,norm,rope,elementwise,reduce,embedding,move,train_ops,fusion,golden}_spec.lua)
+if [[ $(uname -m) == x86_64 ]]; then
+  PACKLUA_ISA=v2 ONEDNN_MAX_CPU_ISA=SSE41 specs "arithmetic of SSE4.2" build/packlua "${arithmetic[@]}"
+  if grep -qw avx2 /proc/cpuinfo; then
+    PACKLUA_ISA=v3 ONEDNN_MAX_CPU_ISA=AVX2 PACKLUA_PRODUCTS=primitives \
+      specs "arithmetic of AVX2, by primitives" build/packlua "${arithmetic[@]}"
+  fi
+else
+  PACKLUA_PRODUCTS=primitives specs "arithmetic by primitives" build/packlua "${arithmetic[@]}"
+fi
+for libraries in "dnnl;cblas" dnnl; do
+  if check "build without $libraries" build_without "$libraries"; then
+    specs "without $libraries" build-plain/packlua spec/{matmul,attention,loss,fusion,golden,trainer,products}_spec.lua
+  fi
+done
+check "C for aarch64" scripts/aarch64_check.sh
 
 # A sanitizer's report ends the process with a code of its own, so that no spec takes it for an
 # ordinary failure. Leaks are watched by the specs themselves: LuaJIT's memory is closed to LSan.

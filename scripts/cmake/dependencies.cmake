@@ -4,12 +4,20 @@
 # packlua_dependency(NAME [REQUIRED] MODULES m... HEADER h... LIBRARY l... [DEBIAN package])
 # makes the target packlua::NAME and sets packlua_NAME_FOUND.
 
+set(PACKLUA_WITHOUT "" CACHE STRING "Optional libraries to do without, such as dnnl;cblas")
+
 find_package(PkgConfig)
 
 function(packlua_dependency name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "REQUIRED" "HEADER;DEBIAN" "MODULES;LIBRARY;FOLDERS")
   set(PKG_CONFIG_USE_CMAKE_PREFIX_PATH ON)
   add_library(packlua::${name} INTERFACE IMPORTED GLOBAL)
+  if(name IN_LIST PACKLUA_WITHOUT AND NOT arg_REQUIRED)
+    message(STATUS "${name}: left out")
+    set(packlua_${name}_FOUND FALSE PARENT_SCOPE)
+    unset(packlua_${name}_MODULE PARENT_SCOPE)
+    return()
+  endif()
   if(PKG_CONFIG_FOUND)
     foreach(module IN LISTS arg_MODULES)
       pkg_check_modules(packlua_${name}_${module} QUIET IMPORTED_TARGET GLOBAL ${module})
