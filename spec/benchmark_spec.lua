@@ -192,6 +192,19 @@ describe("the benchmark", function()
       assert.is_truthy(printed:find("2  packed      compiled   timed out", 1, true))
     end)
 
+    it("has written what the timed steps gave before it looks more closely", function()
+      support.write(folder .. "/script.lua", ([[
+        local config = require("pack.config").load("%s/tiny.lua")
+        require("pack.benchmark_candidate").measure({config = config, mode = "packed", execution = "eager", warmup = 1,
+          steps = 2, data = "synthetic", started = 0, closer = true, trace = "%s/missing/trace.json"}, function(result)
+            print(result.status, result.tokens_per_second > 0, result.peak_bytes > 0, result.component_seconds)
+          end)]]):format(folder, folder))
+      local code, out, err = support.run(("packlua %s/script.lua"):format(folder))
+      assert.equal(1, code)
+      assert.equal("ok\ttrue\ttrue\tnil\n", out)
+      assert.is_truthy(err:find("missing/trace.json", 1, true))
+    end)
+
     it("tells running out of memory from other failures", function()
       local code, out = run("--num-models 2 --executions compiled --warmup 1 --steps 1 --repeats 1 "
         .. "--set runtime.memory_limit_mib=1 --set model.width=64")
@@ -324,7 +337,7 @@ describe("the benchmark", function()
 end)
 
 describe("the benchmark's table", function()
-  local function candidate(mode, speeds)
+  local function record_of(mode, speeds)
     local record = {name = "n-2-" .. mode .. "-compiled", num_models = 2, mode = mode, execution = "compiled",
       status = "ok", repeats = {}}
     for i, speed in ipairs(speeds) do
@@ -340,8 +353,8 @@ describe("the benchmark's table", function()
     local plan = {settings = {num_models = {2}, modes = {"sequential", "packed"}, executions = {"compiled"}, warmup = 1,
       steps = 2, repeats = 3, data = "synthetic"}, base = config,
       candidates = {{name = "n-2-sequential-compiled"}, {name = "n-2-packed-compiled"}}}
-    local records = {["n-2-sequential-compiled"] = candidate("sequential", sequential_speeds),
-      ["n-2-packed-compiled"] = candidate("packed", packed_speeds)}
+    local records = {["n-2-sequential-compiled"] = record_of("sequential", sequential_speeds),
+      ["n-2-packed-compiled"] = record_of("packed", packed_speeds)}
     return summaries.text(summaries.of(plan, records)), records["n-2-packed-compiled"]
   end
 

@@ -180,6 +180,14 @@ local function result_of(child, path)
   return {status = "failed", reason = ("it ended with exit code %d"):format(child.code)}
 end
 
+-- The result of a process that was stopped as its time was up: what it had by then, if its timed steps were done.
+local function result_in_time(path, reason)
+  local result = files.exists(path) and read_json(path)
+  if not result or result.status ~= "ok" then return {status = "timed_out", reason = reason} end
+  result.reason = "stopped after the timed steps: " .. reason
+  return result
+end
+
 -- Runs a candidate once, in its own process. Returns its result, or nil when a signal asked this program to stop.
 local function measure(self, candidate, closer)
   local job = write_job(self, candidate, closer)
@@ -187,7 +195,7 @@ local function measure(self, candidate, closer)
     command = {process.program(), "-e", ("require('pack.benchmark_candidate').main(%q)"):format(job)}}
   local how, reason = wait_for(self, child)
   local path = self:path(candidate, ".result.json")
-  local result = how == "timeout" and {status = "timed_out", reason = reason} or how == "ended" and result_of(child, path)
+  local result = how == "timeout" and result_in_time(path, reason) or how == "ended" and result_of(child, path)
   for _, name in ipairs {job, path} do os.remove(name) end
   if not result then return nil end
   result.process = {seconds = child.seconds, user_seconds = child.user_seconds,

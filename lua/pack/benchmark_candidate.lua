@@ -119,7 +119,6 @@ end
 
 -- What is measured once, after the timed window, of which it is no part.
 local function look_closer(job, trainer, context, result)
-  if job.weights then save_weights(trainer, job.weights) end
   trace_step(trainer, context, job.trace, result)
   if trainer.program then trainer.program:free() end
   trainer.program = nil
@@ -131,7 +130,6 @@ end
 -- limit that leaves no room for those products leaves the ceiling unknown.
 local function compare_with_ceiling(job, context, result)
   local product = product_dtypes[result.dtype]
-  result.flops = work.model_flops(job.config)
   local good, rate = pcall(ceiling.product, context, product, CEILING_SECONDS)
   if not good then return end
   result.ceiling_flops_per_second, result.ceiling_dtype = rate, product
@@ -141,8 +139,9 @@ end
 --- Measures a job. job: config (resolved), mode ("sequential", "packed"), execution ("eager", "compiled"), warmup and
 -- steps, dtype ("f64"; nil: what the configuration says), data ("synthetic", "cache"), started (when the process was
 -- started, by pk_clock); closer: look at components too, and write the weights after the last step to the
--- file `weights` and a trace to `trace`; brief: leave out the ceiling. Returns a table of results.
-function candidate.measure(job)
+-- file `weights` and a trace to `trace`; brief: leave out the ceiling. Returns a table of results; keep(result) is
+-- called when the timed steps are in it.
+function candidate.measure(job, keep)
   local result = {status = "ok"}
   local trainer, context = prepare(job, result)
   local began = C.pk_clock()
@@ -153,9 +152,12 @@ function candidate.measure(job)
   result.tokens_per_second = job.steps * job.config.training.batch_tokens / result.window_seconds
   local memory = context:memory()
   result.peak_bytes, result.reserved_bytes, result.peak_rss_bytes = memory.total_peak, memory.reserved, peak_rss()
+  result.flops = work.model_flops(job.config)
+  if not job.brief then compare_with_ceiling(job, context, result) end
+  if job.closer and job.weights then save_weights(trainer, job.weights) end
+  if keep then keep(result) end
   if job.closer then look_closer(job, trainer, context, result) end
   trainer:free()
-  if not job.brief then compare_with_ceiling(job, context, result) end
   return result
 end
 
@@ -165,15 +167,18 @@ local function failed(problem)
   return {status = message:find("out of memory", 1, true) and "out_of_memory" or "failed", reason = message}
 end
 
---- What the process does: measures the job in a file, and writes the result to the one that the job names. Raises
--- what went wrong, after the result says so.
+--- What the process does: measures the job in a file, and writes the result to the one that the job names, as soon as
+-- the timed steps are done and again at the end. Raises what went wrong, after the result says so.
 function candidate.main(path)
   local job = assert(json.decode(assert(files.read(path)), path))
   job.config = config_module.load(job.config)
-  local good, result = xpcall(function() return candidate.measure(job) end, function(problem)
+  local function keep(result)
+    files.write(job.result, json.encode(result, {pretty = true}) .. "\n")
+  end
+  local good, result = xpcall(function() return candidate.measure(job, keep) end, function(problem)
     return type(problem) == "string" and debug.traceback(problem, 2) or problem
   end)
-  files.write(job.result, json.encode(good and result or failed(result), {pretty = true}) .. "\n")
+  keep(good and result or failed(result))
   if not good then error(result, 0) end
 end
 

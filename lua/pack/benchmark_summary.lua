@@ -175,7 +175,7 @@ local function remarks(whole)
     end
   end
   for _, row in ipairs(whole.candidates) do
-    if row.status ~= "ok" or row.repeats < whole.settings.repeats then
+    if row.status ~= "ok" or row.repeats < whole.settings.repeats or row.reason then
       lines[#lines + 1] = ("%s: %s after %d of %d rounds%s"):format(row.name, row.status:gsub("_", " "), row.repeats,
         whole.settings.repeats, row.reason and "; " .. summary.first_line(row.reason) or "")
     end
