@@ -21,6 +21,7 @@ describe("device memory", function()
     assert.equal(10000, chosen:memory().allocations - 1)
     assert.is_true(chosen:memory().total_peak < 80 * MIB,
       ("the peak was %.1f MiB"):format(chosen:memory().total_peak / MIB))
+    assert.equal(chosen:memory().total_peak, chosen:peak())
   end)
 
   it("comes back at once with free", function()
@@ -33,6 +34,7 @@ describe("device memory", function()
     assert.equal(8 * MIB, chosen:memory().peak.data)
     chosen:reset_peak()
     assert.equal(0, chosen:memory().total_peak)
+    assert.equal(0, chosen:peak())
   end)
 
   it("is not given beyond the limit: the error names the request and what is in use", function()

@@ -142,6 +142,14 @@ function Context:memory()
   return memory
 end
 
+local read_memory = ffi.new("pk_memory")
+
+--- The most bytes that were in use at one time, total_peak of memory(), without the tables.
+function Context:peak()
+  C.pk_memory_read(context.handle_of(self), read_memory)
+  return tonumber(read_memory.total_peak)
+end
+
 --- Starts a new high-water mark at the present use.
 function Context:reset_peak()
   C.pk_memory_reset_peak(context.handle_of(self))

@@ -207,7 +207,7 @@ function Trainer:step()
     loss = mean_loss(n, sums, host_counts), loss_worker = per_worker(n, sums, host_counts),
     grad_norm_worker = per_worker(n, (norms:read_numbers())), lr = lr, gamma = gamma,
     topology_phase = phase, step_seconds = seconds,
-    tokens_per_second = batch_tokens / seconds, memory_bytes = self.context:memory().total_peak,
+    tokens_per_second = batch_tokens / seconds, memory_bytes = self.context:peak(),
   }
   return record
 end

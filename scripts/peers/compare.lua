@@ -13,7 +13,8 @@ local given = options.parse {
   extra = {
     {name = "config", value = "FILE", default = "configs/20m.lua", help = "configuration"},
     {name = "workers", value = "N", type = "integer", minimum = 1, default = 4, help = "number of workers"},
-    {name = "dtypes", value = "LIST", default = "f32,bf16", help = "of PyTorch and packlua"},
+    {name = "dtypes", value = "LIST", help = "of both: f32,bf16 (with --quick f32 alone: a processor without bf16 "
+      .. "takes PyTorch long)"},
     {name = "variants", value = "LIST", default = "eager+chunk,compile+chunk",
       help = "of PyTorch: eager, compile, each with +chunk for a head that never holds all logits"},
     {name = "rounds", value = "R", type = "integer", minimum = 1, default = 3, help = "how often"},
@@ -26,14 +27,14 @@ local given = options.parse {
     {name = "budget-seconds", value = "S", type = "number", minimum = 1, default = 900,
       help = "of one PyTorch process: past it, a smaller batch"},
     {name = "timeout", value = "S", type = "number", minimum = 1, default = 1800, help = "ends a process"},
-    {name = "quick", help = "4,096 targets, one round of one step: minutes"},
+    {name = "quick", help = "4,096 targets, one round of one step: a few minutes"},
     {name = "output", value = "FILE", help = "every process's figures, a line of JSON each"},
   },
 }
 
 local settings = {}
 if given.quick then
-  given.rounds, given.steps = 1, 1
+  given.rounds, given.steps, given.dtypes = 1, 1, given.dtypes or "f32"
   settings = {"training.batch_tokens=4096", "training.micro_batch_size=" .. math.max(1, 4 / given.workers),
     "decentralized.num_models=" .. math.min(given.workers, 4)}
 end
@@ -84,7 +85,7 @@ end
 
 local function candidates()
   local list = {}
-  for _, dtype in ipairs(words(given.dtypes)) do
+  for _, dtype in ipairs(words(given.dtypes or "f32,bf16")) do
     list[#list + 1] = {name = "packlua " .. dtype, dtype = dtype, command = packlua_command {dtype = dtype}}
     for _, variant in ipairs(words(given.variants)) do
       local one = {name = ("torch %s %s"):format(dtype, variant), dtype = dtype, variant = variant, torch = true}
