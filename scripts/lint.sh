@@ -21,7 +21,8 @@ lint() {
   case $1 in
     lua-docs) build/packlua scripts/lua_docs.lua --check ;;
     luacheck) luacheck --quiet --codes . ;;
-    clang-format) find host spec -name '*.[ch]' -print0 | xargs -0 clang-format --dry-run --Werror ;;
+    clang-format) find host spec kernels -name '*.[ch]' -print0 -o -name '*.cpp' -print0 -o -name '*.cu' -print0 |
+      xargs -0 clang-format --dry-run --Werror ;;
     shellcheck) find scripts spec -name '*.sh' -print0 | xargs -0 shellcheck .ci/run ;;
     clang-tidy) compiled_files | xargs -P "$(nproc)" -n 4 clang-tidy --quiet -p build \
       --extra-arg=-Wno-unknown-warning-option ;;

@@ -1,5 +1,5 @@
 -- Every operation of the CUDA device against the CPU's, on random shapes and layouts. PACKLUA_TEST_DEVICE names
--- another device than the emulated one, such as cuda:0.
+-- another device than the emulated one, such as cuda:0; PACKLUA_TEST_CASES says how many shapes (12).
 local context = require "pack.context"
 local dispatch = require "pack.dispatch"
 local ffi = require "ffi"
@@ -10,7 +10,7 @@ local samples = require "spec.support.samples"
 local tensor = require "pack.tensor"
 
 local device = os.getenv "PACKLUA_TEST_DEVICE" or "emu"
-local CASES = 12
+local CASES = tonumber(os.getenv "PACKLUA_TEST_CASES") or 12
 
 -- Dtypes of the first float input; operations that are not here take f32 and f64.
 local dtypes = {
@@ -51,7 +51,7 @@ if not opened and device == "emu" and tostring(other):find("this build has no", 
   return
 end
 assert(opened, other)
-local cpu = context.default()
+local cpu = context {device = "cpu"}
 
 -- Whole numbers from a seed (Park and Miller 1988).
 local function drawer(seed)

@@ -194,6 +194,16 @@ void wait(Machine &m) {
   go_to(m, strand.fiber);
 }
 
+// Threads that wait at another barrier than this would meet the wrong ones.
+void check_barrier(const Machine &m, Place place) {
+  for (unsigned i = 0; i < m.count; i++) {
+    const Strand &strand = m.strands[i];
+    if (strand.state == State::at_barrier &&
+        (strand.place.line != place.line || strcmp(strand.place.file, place.file) != 0))
+      die("threads wait at different barriers");
+  }
+}
+
 void release_barrier(Machine &m) {
   m.at_barrier = 0;
   m.generation++;
@@ -360,7 +370,10 @@ int barrier_vote(Vote vote, bool value, Place place) {
   own.state = State::at_barrier;
   own.place = place;
   m.at_barrier++;
-  if (m.at_barrier == m.count - m.done) release_barrier(m);
+  if (m.at_barrier == m.count - m.done) {
+    check_barrier(m, place);
+    release_barrier(m);
+  }
   wait(m);
   order_acquire(&m.barrier_order[turn]);
   int result = vote == Vote::any ? votes.any : vote == Vote::all ? votes.all : votes.count;
