@@ -11,6 +11,7 @@ local files = require "pack.files"
 local json = require "pack.json"
 local native = require "pack.native"
 local progress = require "pack.progress"
+local runtimes = require "pack.runtime"
 local schema = require "pack.schema"
 local summary = require "pack.benchmark_summary"
 
@@ -53,7 +54,7 @@ local function axes_of(config)
   local sequences = training.batch_tokens / config.model.context_length / config.decentralized.num_models
   local axes = {{key = "training.micro_batch_size", name = "micro", values = divisors(sequences),
     now = training.micro_batch_size}}
-  if runtime.device == "auto" or runtime.device == "cpu" then
+  if runtimes.device(runtime.device) == "cpu" then
     local count = processors(config)
     axes[#axes + 1] = {key = "runtime.threads", name = "threads", values = doublings(count), now = count}
   end
