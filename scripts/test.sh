@@ -95,6 +95,11 @@ fi
 check setup scripts/setup.sh --all -DPACKLUA_WERROR=ON || finish
 specs specs build/packlua
 
+# The emulated CUDA device, where its library is part of the builds (CUDA's headers are there): its specs are among those
+# above; here its kernels under sanitizers, with fewer shapes.
+check "planted faults" build/packlua scripts/emu_faults.lua build
+check "kernels by nvcc" scripts/cuda_resources.sh
+
 # Older processors, the products that processors with bf16 use, no libraries of products, and another processor.
 arithmetic=(spec/{matmul,attention,loss,norm,rope,elementwise,reduce,embedding,move,train_ops,fusion,golden}_spec.lua)
 if [[ $(uname -m) == x86_64 ]]; then
@@ -117,11 +122,13 @@ check "C for aarch64" scripts/aarch64_check.sh
 # ordinary failure. Leaks are watched by the specs themselves: LuaJIT's memory is closed to LSan.
 export UBSAN_OPTIONS=print_stacktrace=1:exitcode=99
 if check "asan build" build_with asan; then
-  ASAN_OPTIONS=detect_leaks=0:exitcode=99 specs "specs under ASan and UBSan" build-asan/packlua
+  ASAN_OPTIONS=detect_leaks=0:exitcode=99 PACKLUA_TEST_CASES=2 specs "specs under ASan and UBSan" build-asan/packlua --exclude-tags=slow
 fi
 if check "tsan build" build_with tsan; then
   TSAN_OPTIONS=exitcode=99:halt_on_error=1:ignore_noninstrumented_modules=1 \
     specs "threaded specs under TSan" build-tsan/packlua --tags=threads
+  TSAN_OPTIONS=exitcode=99:halt_on_error=1 PACKLUA_TEST_CASES=1 \
+    specs "kernels under TSan" build-tsan/packlua spec/cuda_parity_spec.lua
 fi
 if [[ -x spec/fuzz/run.sh ]]; then check "fuzz smoke" spec/fuzz/run.sh; fi
 check "cuDNN's plans" scripts/cudnn_check.sh
