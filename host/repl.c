@@ -39,9 +39,13 @@ static int read_plain(const session *prompt, const char *text, char **line) {
   size_t size = 0;
   ssize_t length = getline(line, &size, stdin);
   sigaction(SIGINT, &before, NULL);
-  if (length >= 0) {
+  if (length >= 0 && strlen(*line) == (size_t)length) {
     (*line)[strcspn(*line, "\n")] = 0;
     return PK_LINE;
+  }
+  if (length >= 0) { /* half of a line may mean something else */
+    fputs("packlua: a line with a NUL byte is left out\n", stderr);
+    return PK_LINE_ABANDONED;
   }
   free(*line);
   *line = NULL;

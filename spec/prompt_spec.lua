@@ -336,7 +336,14 @@ describe("the prompt", function()
       assert.equal("a\nb\n", (answers "'a\\nb'\n"))
       assert.equal("{self = <cycle>}\n", (answers "t = {} t.self = t\nt\n"))
       assert.equal("nil\ttrue\n", (answers "nil, true\n"))
+      assert.equal("<error in __tostring: it returned a number>\n",
+        (answers "setmetatable({}, {__tostring = function() return 5 end})\n"))
       assert.equal("", (answers "(function() end)()\n"))
+    end)
+
+    it("runs no half of a line that has a NUL byte", function()
+      local out, err = answers "y = 1\0 + 1\ny\n"
+      assert.same({"nil\n", "packlua: a line with a NUL byte is left out\n"}, {out, err})
     end)
 
     it("bounds what it shows of large tables", function()

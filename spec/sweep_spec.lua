@@ -32,6 +32,7 @@ describe("a sweep", function()
     local code, _, output = support.run("packlua recipes/sweep.lua --config " .. folder .. "/config.lua " .. command)
     assert.equal(2, code, output)
     for _, word in ipairs(words) do assert.is_truthy(output:find(word, 1, true), output) end
+    return output
   end
 
   describe("plans", function()
@@ -94,6 +95,34 @@ describe("a sweep", function()
       refused({"runtime.seed=9007199254740993"}, "--over runtime.seed=42,9007199254740993")
     end)
 
+    it("more combinations than can be meant, before they are made", function()
+      local axes = {}
+      for i, key in ipairs {"optimizer.lr", "optimizer.beta1", "optimizer.beta2", "optimizer.eps", "runtime.seed",
+        "data.shuffle_seed", "evaluation.seed", "decentralized.period", "training.keep", "training.log_every"} do
+        axes[i] = "--over " .. key .. "=1,2,3,4,5,6,7,8,9,10"
+      end
+      refused({"the axes have 10000000000 combinations; a sweep has at most 10000 runs"}, table.concat(axes, " "))
+    end)
+
+    it("folders that cannot be made or have no name, and devices that are not there, without traces", function()
+      support.write(folder .. "/taken", "")
+      local over = "--over runtime.seed=1 --output "
+      assert.is_nil(refused({"taken: cannot be made a directory"}, over .. folder .. "/taken"):find("traceback", 1, true))
+      refused({"--output needs a name"}, over .. "''")
+      refused({"device 'cud:0' is not known"}, over .. folder .. "/devices --devices cpu,cud:0")
+      refused({"runtime.device", "cud:0"}, over .. folder .. "/devices --device cud:0")
+      assert.is_nil(files.kind(folder .. "/devices"))
+    end)
+
+    it("to run where another sweep is running", function()
+      local output = folder .. "/twice"
+      files.mkdir(output .. "/locks")
+      local held = assert(files.lock(output .. "/locks/sweep"))
+      refused({"locked by another process"}, "--over runtime.seed=1 --output " .. output)
+      files.unlock(held)
+      assert.same({"locks"}, files.list(output))
+    end)
+
     it("a folder whose runs are of another configuration", function()
       local output = folder .. "/changed"
       local command = "packlua recipes/sweep.lua --config " .. folder .. "/config.lua --over runtime.seed=1 --output "
@@ -113,6 +142,80 @@ describe("a sweep", function()
     assert.is_truthy(said:find("1  new          decentralized.num_models=1  (N 1, micro-batch 16, 2.56k targets in all)",
       1, true), said)
     assert.is_nil(files.kind(output))
+  end)
+
+  -- Runs a sweep with further arguments in a folder of its own; returns exit code, output and errors.
+  local function sweep(output, arguments, recipe)
+    return support.run(("packlua %s --config %s/config.lua --output %s %s"):format(recipe or "recipes/sweep.lua", folder,
+      support.quote(output), arguments))
+  end
+
+  it("hands every argument on to its runs as it is", function()
+    local odd = folder .. "/it's \"a\" text $HOME.txt"
+    support.write(odd, support.read(text))
+    local output = folder .. "/an odd folder's"
+    local code, said, err = sweep(output, ("--set %s --zip optimizer.lr=1e-3,2e-3 optimizer.beta2=0.9,0.99 --jobs 2")
+      :format(support.quote("data.text=" .. odd)))
+    assert.equal(0, code, said .. err)
+    for i, name in ipairs {"lr=1e-3,beta2=0.9", "lr=2e-3,beta2=0.99"} do
+      local config = read_json(output .. "/" .. name .. "/resolved.json")
+      assert.same({{odd}, i * 1e-3}, {config.data.text, config.optimizer.lr})
+    end
+  end)
+
+  it("does not call a run failed that another process is at, and is not done without it", function()
+    local output = folder .. "/elsewhere"
+    files.mkdir(output .. "/locks")
+    local held = assert(files.lock(output .. "/locks/seed=1"))
+    local code, _, err = sweep(output, "--over runtime.seed=1,2 --task 1")
+    assert.equal(1, code)
+    assert.is_truthy(err:find("locked by another process", 1, true), err)
+    local said
+    code, said, err = sweep(output, "--over runtime.seed=1,2")
+    assert.equal(1, code)
+    assert.is_truthy(said:find("2 runs: 1 complete, 1 running", 1, true), said)
+    assert.equal("packlua: not all runs are complete; the same command goes on\n", err)
+    files.unlock(held)
+    code, said = sweep(output, "--over runtime.seed=1,2")
+    assert.equal(0, code)
+    assert.is_truthy(said:find("2 runs: 2 complete", 1, true), said)
+  end)
+
+  it("calls a run failed whose function fails after the training, and does it again with --retry", function()
+    local output, recipe = folder .. "/after", folder .. "/after.lua"
+    support.write(recipe, [[require("pack").sweep {recipe = "after", summary = "Fails once.", arg = arg,
+      over = {"runtime.seed=1"}, run = function(task)
+        task:train()
+        if not os.getenv "WHOLE" then error("the measurement broke") end
+        return {measured = 3}
+      end}]])
+    local code, said = sweep(output, "", recipe)
+    assert.equal(1, code)
+    assert.is_truthy(said:find("seed=1: failed: .*the measurement broke"), said)
+    code, said = support.run(("export WHOLE=1; packlua %s --config %s/config.lua --output %s --retry"):format(recipe,
+      folder, output))
+    assert.equal(0, code, said)
+    assert.equal(3, read_json(output .. "/summary.json").runs[1].result.measured)
+    assert.is_truthy(files.exists(output .. "/set-aside/seed=1-1/result.json"))
+  end)
+
+  it("does runs again whose folder is gone or whose result cannot be read", function()
+    local output = folder .. "/damaged"
+    assert.equal(0, (sweep(output, "--over runtime.seed=1,2,3")))
+    local losses = {}
+    for i, row in ipairs(read_json(output .. "/summary.json").runs) do losses[i] = row.result.loss end
+    os.execute("rm -r " .. support.quote(output .. "/seed=1"))
+    support.write(output .. "/seed=2/result.json", '{"loss": 3')
+    support.write(output .. "/seed=3/result.json", "")
+    os.execute(("rm %s/seed=3/*.state.safetensors.zst"):format(support.quote(output)))
+    local code, said = sweep(output, "--over runtime.seed=1,2,3")
+    assert.equal(0, code, said)
+    for i, row in ipairs(read_json(output .. "/summary.json").runs) do assert.equal(losses[i], row.result.loss) end
+    assert.is_truthy(files.exists(output .. "/set-aside/seed=3-1"))
+    support.write(output .. "/seed=2/resolved.json", "{")
+    local _, _, err = sweep(output, "--over runtime.seed=1,2,3")
+    assert.is_truthy(err:find("seed=2/resolved.json:", 1, true), err)
+    assert.is_truthy(err:find("without the folder .*seed=2 the run begins again"), err)
   end)
 
   it("sums up over seeds", function()

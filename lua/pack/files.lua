@@ -77,6 +77,31 @@ function files.list(path)
   return list
 end
 
+--- Locks a file made for that purpose alone against all other processes until files.unlock or the end of this one:
+-- returns what to unlock; nil and the message if another process has it, which is named, or the file cannot be
+-- made; false where the file system has no locks.
+function files.lock(path)
+  local cell = ffi.new("int[1]", -1)
+  local status = C.pk_file_lock(checked(path), cell)
+  if status == C.PK_UNSUPPORTED then return false end
+  if status ~= C.PK_OK then return nil, native.message() end
+  return ffi.gc(cell, function(held) C.pk_file_unlock(held[0]) end)
+end
+
+--- Gives up a lock; nil and false, which are none, are fine.
+function files.unlock(lock)
+  if lock then C.pk_file_unlock(ffi.gc(lock, nil)[0]) end
+end
+
+--- Whether a process, this one or another, holds the lock of a file.
+function files.is_locked(path)
+  if not files.exists(path) then return false end
+  local held = ffi.new("int[1]", -1)
+  local status = C.pk_file_lock(checked(path), held)
+  if status == C.PK_OK then C.pk_file_unlock(held[0]) end
+  return status == C.PK_INVALID
+end
+
 --- What follows the last slash of a path, which may end with one: "c" of "/a/b/c".
 function files.basename(path)
   return path:match("([^/]+)/*$") or "/"

@@ -207,7 +207,7 @@ end
 
 -- The settings of --set and of the options that stand for one.
 local function settings_of(result)
-  local settings = result.set or {}
+  local settings = {unpack(result.set or {})}
   if result.device then settings[#settings + 1] = "runtime.device=" .. result.device end
   if result.output then settings[#settings + 1] = "runtime.output_dir=" .. result.output end
   return settings
@@ -242,6 +242,7 @@ function options.parse(spec)
     failure.raise(0, "")
   end
   check_positional(spec, result)
+  if result.output == "" then refuse(spec, "--output needs a name") end
   for _, row in ipairs(rows) do
     local key = row.name:gsub("-", "_")
     if result[key] == nil then result[key] = row.default end

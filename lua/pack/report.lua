@@ -3,9 +3,11 @@
 -- A document is {title, blocks}. A block is {kind = "heading" | "text" | "note", text}, {kind = "table", head, rows,
 -- folded} or {kind = "charts", charts}. A cell is a text or {text, class, exact, status}; a row may be marked `best`.
 local charts = require "pack.report_charts"
+local failure = require "pack.failure"
 local files = require "pack.files"
 local groups = require "pack.report_groups"
 local json = require "pack.json"
+local native = require "pack.native"
 local progress = require "pack.progress"
 local runs_of = require "pack.report_runs"
 local schema = require "pack.schema"
@@ -108,9 +110,10 @@ local function run_section(writer, run)
   for i, loss in ipairs(run.result and type(run.result.loss_worker) == "table" and run.result.loss_worker or {}) do
     if type(loss) == "number" then add_number(("held-out loss of worker %d"):format(i - 1), loss, "%.4f") end
   end
-  for name, what in pairs(run.result and type(run.result.nonfinite) == "table" and run.result.nonfinite or {}) do
-    add(name, {"not finite: " .. tostring(what), class = "reason"})
-  end
+  local non_finite, names = run.result and run.result.nonfinite, {}
+  for name in pairs(type(non_finite) == "table" and non_finite or {}) do names[#names + 1] = tostring(name) end
+  table.sort(names)
+  for _, name in ipairs(names) do add(name, {"not finite: " .. tostring(non_finite[name]), class = "reason"}) end
   add_number("consensus distance at the end", own.consensus_distance)
   add_number("targets per second (median of the steps)", own.tokens_per_second, progress.count)
   add_number("device memory", own.memory_bytes, mebibytes)
@@ -276,11 +279,11 @@ function report.create(paths)
 end
 
 --- Writes a document into a folder: report.html, which needs no other file, report.md, and the charts of the latter in
--- report-charts/. Returns the paths of the first two.
+-- report-charts/. Returns the paths of the first two. Usage error: the folder cannot be made.
 function report.write(document, folder)
   local charts_folder = "report-charts"
   local html, markdown = files.join(folder, "report.html"), files.join(folder, "report.md")
-  files.mkdir(folder)
+  if native.C.pk_directory_create(folder) ~= 0 then failure.usage("%s", native.message()) end
   for _, block in ipairs(document.blocks) do
     for _, chart in ipairs(block.charts or {}) do
       files.mkdir(files.join(folder, charts_folder))

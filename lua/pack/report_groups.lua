@@ -26,7 +26,7 @@ end
 function report_groups.setting(run, key)
   local section, name = key:match("^(%w+)%.(.+)$")
   local values = run.config[section]
-  return show(type(values) == "table" and values[name] or values and values[name])
+  return show(type(values) == "table" and values[name])
 end
 
 -- Settings ---------------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ local function read_json(self, name)
   if not files.exists(path) then return nil end
   local text, message = files.read(path)
   local value
-  if text then value, message = json.decode(text, path) end
+  if text then value, message = json.decode(text, name) end
   if type(value) == "table" then return value end
-  table.insert(self.remarks, ("%s: %s"):format(name, message or "not an object"))
+  table.insert(self.remarks, message or name .. ": not an object")
 end
 
 -- A value of a JSON file as a number: NaN where it is null or not there, as infinities and NaNs are.
@@ -90,13 +90,13 @@ end
 -- "complete", "running", "failed" or "unfinished", and why or how far.
 local function status_of(self)
   local locked = run.is_locked(self.folder)
-  if self.result and not locked then return "complete" end
   local steps = #self.steps.step
   local progress = ("%d steps taken"):format(steps > 0 and self.steps.step[steps] + 1 or 0)
   if locked then return "running", progress end
-  local failed = files.read(self.folder .. ".failed.json") -- a sweep notes failures beside the folder
-  failed = failed and json.decode(failed)
+  local failed = files.read(self.folder .. ".failed.json") -- a sweep notes failures beside the folder, even of what
+  failed = failed and json.decode(failed) -- comes after a result
   if type(failed) == "table" and failed.reason then return "failed", tostring(failed.reason) end
+  if self.result then return "complete" end
   local last = last_line(self.folder)
   local reason = last and last:match("^failed: (.*)$")
   if reason then return "failed", reason end
@@ -132,6 +132,14 @@ function report_runs.read(folder)
   return self
 end
 
+-- The run in a folder; or nil, its name and why it cannot be read.
+local function read_or_explain(folder)
+  local good, found = pcall(report_runs.read, folder)
+  if good then return found end
+  if not failure.is(found) then error(found, 0) end
+  return nil, {name = files.basename(folder), reason = found.message}
+end
+
 -- Runs of a sweep that failed before they had a folder: name.failed.json alone.
 local function failed_alone(folder, name)
   local whole = files.join(folder, name)
@@ -142,16 +150,17 @@ local function failed_alone(folder, name)
 end
 
 --- The runs at a path, which is a run's folder or a folder of runs: a list of what `read` gives, and a list of
--- {name, reason} of runs that failed before they had a configuration. Usage error: there are none.
+-- {name, reason} of runs that failed before they had a configuration, or whose configuration cannot be read. Usage
+-- error: there are none.
 function report_runs.find(path)
   if is_run(path) then return {report_runs.read(path)}, {} end
   local names = files.kind(path) == "directory" and files.list(path)
-  if not names then failure.usage("%s: there is no such folder", path) end
+  if not names then failure.usage("%s: %s", path, files.exists(path) and "not a folder" or "there is no such folder") end
   local runs, failed = {}, {}
   for _, name in ipairs(names) do
     local inner = files.join(path, name)
     if files.kind(inner) == "directory" and is_run(inner) then
-      runs[#runs + 1] = report_runs.read(inner)
+      runs[#runs + 1], failed[#failed + 1] = read_or_explain(inner)
     else
       failed[#failed + 1] = failed_alone(path, name)
     end

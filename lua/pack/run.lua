@@ -30,28 +30,13 @@ end
 
 -- The folder -------------------------------------------------------------------------------------
 
--- The lock of a folder as a cell that gives it up when collected; nil and the message if another process
--- has it; false where the file system has no locks.
 local function lock(folder)
-  local cell = ffi.new("int[1]", -1)
-  local status = C.pk_file_lock(files.join(folder, LOCK_NAME), cell)
-  if status == C.PK_UNSUPPORTED then return false end
-  if status ~= 0 then return nil, native.message() end
-  return ffi.gc(cell, function(held) C.pk_file_unlock(held[0]) end)
+  return files.lock(files.join(folder, LOCK_NAME))
 end
 
---- Whether another process writes to a run's folder.
+--- Whether a process writes to a run's folder.
 function run.is_locked(folder)
-  local path, cell = files.join(folder, LOCK_NAME), ffi.new("int[1]", -1)
-  if not files.exists(path) then return false end
-  local status = C.pk_file_lock(path, cell)
-  if status == C.PK_OK then C.pk_file_unlock(cell[0]) end
-  return status == C.PK_INVALID
-end
-
-local function unlock(cell)
-  if not cell then return end
-  C.pk_file_unlock(ffi.gc(cell, nil)[0])
+  return files.is_locked(files.join(folder, LOCK_NAME))
 end
 
 local function is_empty(folder)
@@ -80,7 +65,7 @@ local function claim(folder)
   local held, message = lock(folder)
   if held == nil then return nil, message end
   if is_empty(folder) then return {held} end
-  unlock(held)
+  files.unlock(held)
   return nil, ("%s: the folder holds another run%s"):format(folder, resume_hint(folder))
 end
 
@@ -363,7 +348,7 @@ function Run:close()
   self.log_file:close()
   self.metrics_file:close()
   if self.events then self.events:close() end
-  unlock(self.held)
+  files.unlock(self.held)
   self.held = nil
 end
 

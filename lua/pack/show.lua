@@ -67,6 +67,7 @@ end
 local function own_text(value)
   local good, text = pcall(tostring, value)
   if not good and type(text) == "table" and text.exit then error(text, 0) end
+  if good and type(text) ~= "string" then good, text = false, "it returned a " .. type(text) end
   return good and text or "<error in __tostring: " .. tostring(text) .. ">"
 end
 

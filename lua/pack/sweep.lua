@@ -42,23 +42,20 @@ local function split(text)
   return list
 end
 
--- The arguments of this command without those that say how the runs are started.
-local function own_arguments(arguments, folder)
-  local left, i = {}, 1
-  local flags = {["--dry-run"] = true, ["--slurm"] = true, ["--retry"] = true, ["--collect"] = true}
-  local valued = {["--jobs"] = true, ["--devices"] = true, ["--output"] = true}
-  while arguments[i] do
-    local name = arguments[i]:match("^[^=]+") or arguments[i]
-    if valued[name] then
-      if name == arguments[i] then i = i + 1 end
-    elseif not flags[name] then
-      left[#left + 1] = arguments[i]
-    end
-    i = i + 1
+-- The arguments that plan the same runs in a process that does one of them.
+local function plan_arguments(found)
+  local list = {"--config", found.config_file}
+  local function add(option, ...)
+    list[#list + 1] = option
+    for i = 1, select("#", ...) do list[#list + 1] = (select(i, ...)) end
   end
-  left[#left + 1] = "--output"
-  left[#left + 1] = folder
-  return left
+  for _, text in ipairs(found.set or {}) do add("--set", text) end
+  if found.device then add("--device", found.device) end
+  for _, text in ipairs(found.over or {}) do add("--over", text) end
+  if found.zip then add("--zip", unpack(found.zip)) end
+  if found.fixed_micro_batch then add("--fixed-micro-batch") end
+  add("--output", found.output)
+  return list
 end
 
 -- Running one --------------------------------------------------------------------------------------
@@ -70,11 +67,13 @@ end
 
 -- Has the recipe's function do one run in this process, and notes why it failed if it did.
 local function run_here(task, run)
+  task:hold()
   local status, reason = task:status()
   if status == "complete" then return print(task.name .. ": complete") end
-  if status == "failed" then failure.raise(EXIT_FAILED, ("%s failed before: %s (--retry tries again)"):format(task.name, reason)) end
+  if status == "failed" then
+    failure.raise(EXIT_FAILED, ("%s failed before: %s (--retry tries again)"):format(task.name, reason))
+  end
   if status == "running" then failure.raise(EXIT_FAILED, task.folder .. ": another process is running it") end
-  files.mkdir(task.sweep)
   local good, result = xpcall(run, function(message)
     return failure.is(message) and message or debug.traceback(tostring(message), 2)
   end, task)
@@ -110,9 +109,10 @@ end
 
 -- Threads of each run where several share the processor, as settings of its command.
 local function thread_settings(self)
-  if self.jobs == 1 or #self.devices > 0 or self.config.runtime.threads then return {} end
+  local jobs = math.min(self.jobs, #self.waiting)
+  if jobs < 2 or #self.devices > 0 or self.config.runtime.threads then return {} end
   local own = context.create {device = "cpu", forecast = true}
-  local each = math.max(1, math.floor(own:threads() / self.jobs))
+  local each = math.max(1, math.floor(own:threads() / jobs))
   own:close()
   return {"--set", "runtime.threads=" .. each}
 end
@@ -149,10 +149,10 @@ local function note_end(self, item)
     self.saved = self.saved and one.code == EXIT_SAVED
     return self.display:print("%s: interrupted%s", task.name, one.code == EXIT_SAVED and ", a state is saved" or "")
   end
-  if status ~= "complete" and status ~= "failed" and not (self.stopping and one.signal) then
+  if status ~= "failed" and status ~= "running" and one.code ~= 0 and not (self.stopping and one.signal) then
     task:fail(one.signal and ("ended by %s%s; see %s"):format(process.signal_name(one.signal),
       one.signal == process.signals.KILL and ", as when the system is out of memory" or "", task.log)
-      or ("ended with exit code %d and no result; see %s"):format(one.code, task.log))
+      or ("ended with exit code %d; see %s"):format(one.code, task.log))
   end
   self.display:done(summary.row(task))
 end
@@ -196,9 +196,9 @@ local function schedule(tasks, found, spec)
   local devices = split(found.devices)
   local self = setmetatable({tasks = tasks, waiting = {}, running = {}, devices = devices,
     jobs = found.jobs or math.max(1, #devices), config = found.config, script = spec.arg[0],
-    arguments = own_arguments(spec.arg, found.output), display = sweep_table.create(#tasks)}, Scheduler)
-  self.thread_settings = thread_settings(self)
+    arguments = plan_arguments(found), display = sweep_table.create(#tasks)}, Scheduler)
   find_waiting(self, found.retry)
+  self.thread_settings = thread_settings(self)
   self:run()
   return self
 end
@@ -215,7 +215,10 @@ local function conclude(tasks, axes, folder, scheduler)
   if scheduler and scheduler.stopping then
     failure.raise(scheduler.saved and EXIT_SAVED or EXIT_INTERRUPTED, "interrupted; the same command goes on")
   end
-  if found.counts.failed then failure.raise(EXIT_FAILED, found.counts.failed .. " runs failed") end
+  if found.counts.failed then failure.raise(EXIT_FAILED, "not all runs succeeded: " .. summary.counts_text(found)) end
+  if scheduler and found.counts.complete ~= #tasks then
+    failure.raise(EXIT_FAILED, "not all runs are complete; the same command goes on")
+  end
 end
 
 -- "1-3,7" of {1, 2, 3, 7}.
@@ -239,15 +242,15 @@ local function submit(tasks, found, spec)
       task:forgive()
       status = "new"
     end
-    if status ~= "complete" and (status ~= "failed" or found.retry) then numbers[#numbers + 1] = task.index end
+    if status == "new" or status == "interrupted" or (status == "failed" and found.retry) then numbers[#numbers + 1] = task.index end
   end
-  if #numbers == 0 then return print("nothing to submit: every run is complete or failed") end
+  if #numbers == 0 then return print("nothing to submit: every run is complete, failed or running") end
   local list = ranges(numbers)
   if found.jobs then list = list .. "%" .. found.jobs end
   local command = {native.home() .. "/scripts/slurm.sh", "--array", list}
   if found.dry_run then command[#command + 1] = "--dry-run" end
   command[#command + 1] = spec.arg[0]
-  for _, argument in ipairs(own_arguments(spec.arg, found.output)) do command[#command + 1] = argument end
+  for _, argument in ipairs(plan_arguments(found)) do command[#command + 1] = argument end
   command[#command + 1] = "--task"
   command[#command + 1] = "%a"
   io.stdout:flush()
@@ -267,21 +270,39 @@ local function show_runs(tasks, keys)
   end
 end
 
--- The tasks of what the command line says, checked.
+-- The tasks of what the command line says, checked: all, or the one to run.
 local function tasks_of(found, axes, recipe)
   local tasks = {}
   for i, planned in ipairs(plan.runs(found.config_file, found.settings, axes, found)) do
     planned.config.runtime.output_dir = files.join(found.output, planned.name)
     tasks[i] = sweep_task.create(found.output, planned, recipe)
-    tasks[i]:check()
+    if not found.task or found.task == i then tasks[i]:check() end
   end
   return tasks
 end
 
+-- Refuses devices that are not there, on which every run would fail.
+local function check_devices(found)
+  local list = split(found.devices)
+  if #list == 0 and found.config.runtime.device ~= "auto" then list[1] = found.config.runtime.device end
+  for _, name in ipairs(list) do
+    if C.pk_device_check(name) ~= 0 then failure.usage("%s", native.message()) end
+  end
+end
+
+-- Makes the sweep's folder and takes it, as two sweeps at once would start each run twice. Usage error: it cannot be
+-- made, or another process has it.
+local function claim(folder)
+  if C.pk_directory_create(files.join(folder, "locks")) ~= 0 then failure.usage("%s", native.message()) end
+  local held, message = files.lock(files.join(folder, "locks/sweep"))
+  if held == nil then failure.usage("%s", message) end
+  return held
+end
+
 --- A sweep as a recipe. spec: recipe (its name), summary, arg (the global arg), run(task), which does one run (see
 -- pack.sweep_task; task:train() is the usual one) and may return fields for its result.json; over and zip, lists of
--- axes for when the command line has none; default_config. Exit codes: 1 when a run failed, 75 when interrupted with
--- states saved.
+-- axes for when the command line has none; default_config. Exit codes: 1 when not all runs are complete at the end,
+-- 75 when interrupted with states saved.
 function sweep.run(spec)
   local found = options.parse {recipe = spec.recipe, summary = spec.summary, arg = spec.arg, extra = sweep.options,
     default_config = spec.default_config}
@@ -296,9 +317,10 @@ function sweep.run(spec)
   end
   if found.slurm then return submit(tasks, found, spec) end
   if found.dry_run then return show_runs(tasks, plan.keys(axes)) end
-  files.mkdir(found.output)
-  local scheduler = not found.collect and schedule(tasks, found, spec) or nil
-  conclude(tasks, axes, found.output, scheduler)
+  if not found.collect then check_devices(found) end
+  local held = claim(found.output)
+  conclude(tasks, axes, found.output, not found.collect and schedule(tasks, found, spec) or nil)
+  files.unlock(held)
 end
 
 return setmetatable(sweep, {__call = function(_, spec) return sweep.run(spec) end})

@@ -1,9 +1,11 @@
 --- The runs of a sweep: every combination of its axes' values, each with a name and a checked configuration.
 local config = require "pack.config"
 local failure = require "pack.failure"
+local groups = require "pack.report_groups"
 
 local plan = {}
 
+local MAX_RUNS = 10000 -- all are planned and checked before the first one starts
 local MAX_NAME = 200 -- of the 255 bytes that file systems allow, endings such as .log left room for
 
 -- Reads "KEY=V1,V2,...".
@@ -67,9 +69,9 @@ end
 -- All combinations, the last axis changing first: lists of {key, value}.
 local function combinations(axes, first)
   if not axes[first] then return {{}} end
-  local list = {}
+  local list, others = {}, combinations(axes, first + 1)
   for _, point in ipairs(axes[first].points) do
-    for _, rest in ipairs(combinations(axes, first + 1)) do
+    for _, rest in ipairs(others) do
       local one = {}
       for k, key in ipairs(axes[first].keys) do one[#one + 1] = {key = key, value = point[k]} end
       for _, pair in ipairs(rest) do one[#one + 1] = pair end
@@ -79,16 +81,17 @@ local function combinations(axes, first)
   return list
 end
 
+-- Refuses axes of more combinations than can be meant.
+local function check_count(axes)
+  local count = 1
+  for _, axis in ipairs(axes) do count = count * #axis.points end
+  if count > MAX_RUNS then failure.usage("the axes have %.0f combinations; a sweep has at most %d runs", count, MAX_RUNS) end
+end
+
 -- {key = the shortest name that no other axis has}: num_models, or decentralized.num_models.
 local function short_names(axes)
-  local count, names = {}, {}
-  local function last(key) return key:match("([^.]+)$") end
-  for _, axis in ipairs(axes) do
-    for _, key in ipairs(axis.keys) do count[last(key)] = (count[last(key)] or 0) + 1 end
-  end
-  for _, axis in ipairs(axes) do
-    for _, key in ipairs(axis.keys) do names[key] = count[last(key)] == 1 and last(key) or key end
-  end
+  local keys, names = plan.keys(axes), {}
+  for i, name in ipairs(groups.short(keys)) do names[keys[i]] = name end
   return names
 end
 
@@ -135,6 +138,7 @@ end
 -- ({key = text}), settings, config}. Where N changes, micro_batch_size follows, so that the global batch stays;
 -- options: fixed_micro_batch (it does not). Every configuration is checked: usage errors name the run.
 function plan.runs(path, settings, axes, options)
+  check_count(axes)
   local base, short = config.load(path, settings), short_names(axes)
   local runs = {}
   for index, pairs_of in ipairs(combinations(axes, 1)) do

@@ -1,5 +1,6 @@
 --- What a sweep found: a row per run, means and deviations over seeds, the best; as JSON, CSV and Markdown.
 local files = require "pack.files"
+local groups_of = require "pack.report_groups"
 local json = require "pack.json"
 local plan = require "pack.sweep_plan"
 
@@ -36,15 +37,6 @@ local function result_names(rows)
   return names
 end
 
--- Mean and sample deviation (n - 1) of numbers; no deviation of one.
-local function moments(list)
-  local sum, squares = 0, 0
-  for _, x in ipairs(list) do sum = sum + x end
-  local mean = sum / #list
-  for _, x in ipairs(list) do squares = squares + (x - mean) ^ 2 end
-  return {mean = mean, std = #list > 1 and math.sqrt(squares / (#list - 1)) or nil, count = #list}
-end
-
 -- Rows that differ in the seed alone, in order of their first.
 local function group_rows(rows, keys)
   local groups, by_text = {}, {}
@@ -73,7 +65,7 @@ local function best_row(rows)
   local best
   for _, row in ipairs(rows) do
     local loss = row.result and row.result.loss
-    if type(loss) == "number" and loss == loss and (not best or loss < best.result.loss) then best = row end
+    if type(loss) == "number" and loss - loss == 0 and (not best or loss < best.result.loss) then best = row end
   end
   return best
 end
@@ -84,9 +76,9 @@ local function summarize_group(group, names)
     local list = {}
     for _, row in ipairs(group.rows) do
       local x = row.result and row.result[name]
-      if type(x) == "number" and x == x then list[#list + 1] = x end
+      if type(x) == "number" and x - x == 0 then list[#list + 1] = x end
     end
-    if #list > 0 then statistics[name] = moments(list) end
+    statistics[name] = groups_of.moments(list)
   end
   local best = best_row(group.rows)
   local complete = 0

@@ -8,6 +8,7 @@ local C = native.C
 local display = {}
 
 local REDRAW_SECONDS = 0.5
+local SHOWN = 16 -- running ones at most, as what has scrolled away cannot be redrawn
 local TAIL_BYTES = 8192 -- of metrics.jsonl, which hold its last line
 
 local Table = {}
@@ -61,7 +62,8 @@ function Table:update(running)
   erase(self)
   local lines = {("%d of %d done, %d failed, %d running, %s"):format(self.finished, self.total, self.failed, #running,
     progress.duration(C.pk_clock() - self.began))}
-  for _, item in ipairs(running) do lines[#lines + 1] = running_line(item) end
+  for i = 1, math.min(#running, SHOWN) do lines[#lines + 1] = running_line(running[i]) end
+  if #running > SHOWN then lines[#lines + 1] = ("  ... and %d more"):format(#running - SHOWN) end
   for _, line in ipairs(lines) do self.stream:write(line:sub(1, width), "\n") end
   self.stream:flush()
   self.drawn, self.drawn_at = #lines, C.pk_clock()

@@ -3,6 +3,7 @@
 -- SWEEP/NAME               the run's folder (see pack.run)
 -- SWEEP/NAME.log           what its process printed
 -- SWEEP/NAME.failed.json   why it failed, when it did
+-- SWEEP/locks/NAME         held by the process that does the run
 -- SWEEP/set-aside/         what was left of runs that ended before they had saved anything
 local checkpoint = require "pack.checkpoint"
 local config = require "pack.config"
@@ -27,6 +28,7 @@ function task.create(folder, planned, recipe)
     sweep = folder, folder = files.join(folder, planned.name),
     log = files.join(folder, planned.name .. ".log"),
     failed = files.join(folder, planned.name .. ".failed.json"),
+    lock_path = files.join(folder, "locks/" .. planned.name),
   }, Task)
 end
 
@@ -35,15 +37,23 @@ local function read_json(path)
   return text and json.decode(text, path) or nil
 end
 
---- How far the run is: "complete", "failed" (then why), "running" (another process has it), "interrupted" (it has
--- a state to continue from, or only the beginnings of a run) or "new".
+--- How far the run is: "running" (another process has it), "failed" (then why), "complete", "interrupted" (it has
+-- a state to continue from, or only the beginnings of a run) or "new". What comes after the training belongs to the
+-- run: it may have failed with a result there. A result that cannot be read is none.
 function Task:status()
-  if files.exists(files.join(self.folder, "result.json")) and not run.is_locked(self.folder) then return "complete" end
+  if run.is_locked(self.folder) or not self.held and files.is_locked(self.lock_path) then return "running" end
   local failed = read_json(self.failed)
   if failed then return "failed", failed.reason end
-  if not files.exists(self.folder) then return "new" end
-  if run.is_locked(self.folder) then return "running" end
-  return "interrupted"
+  if self:result() then return "complete" end
+  return files.exists(self.folder) and "interrupted" or "new"
+end
+
+--- Keeps other processes from the run until this one ends. Error: another process has it.
+function Task:hold()
+  files.mkdir(files.dirname(self.lock_path))
+  local message
+  self.held, message = files.lock(self.lock_path)
+  if self.held == nil then failure.raise(1, message) end
 end
 
 --- Its result.json, or nil.
@@ -58,7 +68,10 @@ local resolved_at_start = {["runtime.amp"] = true, ["runtime.attention"] = true}
 function Task:check()
   local path = files.join(self.folder, "resolved.json")
   if not files.exists(path) then return end
-  local saved = config.load(path, {})
+  local good, saved = pcall(config.load, path, {})
+  if not good then
+    failure.usage("%s\nwithout the folder %s the run begins again", tostring(saved), self.folder)
+  end
   for _, one in ipairs(checkpoint.differences(saved, self.config, resolved_at_start)) do
     failure.usage("%s: the run there has %s = %s, and the sweep now says %s; --output DIR begins a new sweep",
       self.folder, one.key, one.saved, one.wanted)
@@ -68,11 +81,6 @@ end
 --- Notes why the run failed, which keeps it from being tried again by itself.
 function Task:fail(reason)
   files.write(self.failed, json.encode({name = self.name, reason = reason}, {pretty = true}) .. "\n")
-end
-
---- Forgets that it failed.
-function Task:forgive()
-  os.remove(self.failed)
 end
 
 -- Puts what a process left that had not saved anything out of the way.
@@ -95,10 +103,17 @@ local function newest_state(self)
   return checkpoint.find(self.folder, {fallback = true})
 end
 
+--- Forgets that it failed. What failed after its training begins again.
+function Task:forgive()
+  if self:result() then set_aside(self) end
+  os.remove(self.failed)
+end
+
 --- Starts the run, or continues it from its newest state. Returns trainer, run, data and the data's identity, ready
 -- for training.run; task:train does it all.
 function Task:start()
   local state, skipped = newest_state(self)
+  if not self:result() then os.remove(files.join(self.folder, "result.json")) end -- it cannot be read
   if not state and files.exists(self.folder) then set_aside(self) end
   local own = self.config
   local source = data.open(own)
