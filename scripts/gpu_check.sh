@@ -138,7 +138,7 @@ build_it() {
 
 describe_device() {
   "$packlua" --devices
-  "$packlua" -e 'print(require("pack.context").create({device = arg[1]}):describe())' "$device"
+  "$packlua" -e "print(require('pack.context').create({device = '$device'}):describe())"
 }
 
 # The specs that compute something, with the device where they name none.
@@ -198,7 +198,8 @@ say "|---|---|---|---|"
 check machine machine
 check build build_it || finish
 check device describe_device || finish
-PACKLUA_TEST_DEVICE=$device check parity busted spec/cuda_parity_spec.lua
+PACKLUA_TEST_DEVICE=$device PACKLUA_TEST_CASES=${quick:+3} check parity busted spec/cuda_parity_spec.lua
+PACKLUA_TEST_DEVICE=$device check training busted spec/cuda_training_spec.lua
 check specs specs_on_device
 for dtype in f64 f32 amp; do check "golden-$dtype" golden_cases "$dtype"; done
 for tool in memcheck racecheck initcheck synccheck; do check "$tool" sanitize "$tool"; done
