@@ -99,6 +99,44 @@ describe("opening a CUDA device", function()
   end)
 end)
 
+describe("the device that is chosen", function()
+  -- A packlua whose CUDA device is the emulated one, or that has none.
+  local folder
+  setup(function()
+    folder = helper.temporary()
+    local own = helper.program:match "^(.*)/"
+    helper.run(("mkdir %s/with %s/without && for d in with without; do cp %s/packlua %s/packlua.home %s/$d; done; "
+      .. "cp %s/libpackemu.so %s/with/libpackcuda.so"):format(folder, folder, own, own, folder, own, folder))
+  end)
+  teardown(function() helper.remove(folder) end)
+
+  local function printed(build, lua, environment)
+    local code, out, err = helper.run(("%s %s/%s/packlua -e %s"):format(environment or "", folder, build, helper.quote(lua)))
+    assert.equal("", err)
+    assert.equal(0, code)
+    return out
+  end
+
+  it("by runtime.device = auto is a GPU that the build can use, else the CPU", function()
+    local lua = 'print(require("pack.runtime").device "auto")'
+    assert.equal("cuda:0\n", printed("with", lua))
+    assert.equal("cpu\tnil\n", printed("without", lua))
+  end)
+
+  it("is opened under that name, and said in the resolved configuration", function()
+    assert.equal("cuda:0\tcuda:0\n", printed("with", [[
+      local config = require("pack.config").load("configs/tiny.lua", {"runtime.amp=false"})
+      local opened = require("pack.runtime").open(config)
+      print(opened:device(), config.runtime.device)]]))
+  end)
+
+  it("where none is named is PACKLUA_DEVICE, or the CPU", function()
+    local lua = 'print(require("pack.context").default():device())'
+    assert.equal("cuda:0\n", printed("with", lua, "PACKLUA_DEVICE=cuda"))
+    assert.equal("cpu\n", printed("with", lua))
+  end)
+end)
+
 describe("a failure of the CUDA device", function()
   helper.watch()
   after_each(check_usable)
@@ -116,7 +154,7 @@ describe("a failure of the CUDA device", function()
   end)
 
   it("to give memory says what is in use, and leaves the rest usable", function()
-    emu.pretend {memory = 64 * MIB}
+    emu.pretend {left = 64 * MIB}
     local own = context {device = "emu", memory_limit_mib = 4096}
     local kept = from({1, 2, 3}, "f32", own)
     local message = select(2, pcall(tensor.zeros, {40 * MIB}, "f32", {context = own, category = "moments"}))
@@ -127,7 +165,7 @@ describe("a failure of the CUDA device", function()
   end)
 
   it("to give memory at once is made good by what waits to be used again", function()
-    emu.pretend {memory = 64 * MIB}
+    emu.pretend {left = 64 * MIB}
     local own = context {device = "emu", memory_limit_mib = 4096}
     tensor.zeros({8 * MIB}, "f32", {context = own}):free()
     local counts = emu.count(function() tensor.zeros({9 * MIB}, "f32", {context = own}):free() end)

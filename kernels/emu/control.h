@@ -17,6 +17,7 @@ typedef struct pk_emu_counters {
   int64_t uploads, downloads, copies, fills; /* host to device, back, on the device, memset */
   int64_t upload_bytes;
   int64_t synchronizations; /* waits of the host for a stream, an event or the device */
+  int64_t held_bytes;       /* of the device's memory, by whoever */
 } pk_emu_counters;
 
 void pk_emu_read_counters(pk_emu_counters *counters);

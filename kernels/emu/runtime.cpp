@@ -210,6 +210,7 @@ extern "C" {
 __attribute__((visibility("default"))) void pk_emu_read_counters(pk_emu_counters *read) {
   std::lock_guard<std::recursive_mutex> guard(lock);
   *read = counters;
+  read->held_bytes = static_cast<int64_t>(device_bytes);
 }
 
 __attribute__((visibility("default"))) void pk_emu_fail(const char *function, int64_t calls,

@@ -7,7 +7,7 @@ local helper = require "spec.support.helper"
 ffi.cdef [[
   typedef struct pk_emu_counters {
     int64_t launches, graph_launches, captures, allocations, releases, uploads, downloads, copies, fills,
-      upload_bytes, synchronizations;
+      upload_bytes, synchronizations, held_bytes;
   } pk_emu_counters;
   typedef struct pk_emu_machine {
     int64_t memory;
@@ -59,9 +59,13 @@ function emu.fail(name, error_number, calls)
   library().pk_emu_fail(name, calls or 1, error_number)
 end
 
---- Makes the machine look otherwise: memory (bytes), devices, driver, sm, cublas (false: it is not installed).
+--- Makes the machine look otherwise: left (bytes of memory that nobody holds), devices, driver, sm, cublas (false: it
+-- is not installed).
 function emu.pretend(machine)
-  library().pk_emu_pretend(ffi.new("pk_emu_machine", {memory = machine.memory or 2 ^ 33,
+  local counters = ffi.new("pk_emu_counters")
+  library().pk_emu_read_counters(counters)
+  local memory = machine.left and tonumber(counters.held_bytes) + machine.left or 2 ^ 33
+  library().pk_emu_pretend(ffi.new("pk_emu_machine", {memory = memory,
     devices = machine.devices or 1, driver = machine.driver or 2 ^ 20, sm = machine.sm or 90,
     cublas = machine.cublas == false and 0 or 1}))
 end
