@@ -1,28 +1,30 @@
 /* The tables of the CUDA device's kernels and their workspaces. */
 #include "cuda/cuda.h"
 
-/* The operations that the device has, by family; then those whose kernels work in memory of their
- * own. */
-/* clang-format off: a family a line */
+/* The operations that the device has, a family a line; then those whose kernels work in memory of
+ * their own. */
+/* clang-format off */
 #define WITH_KERNEL(row)                                                                           \
-  row(add) row(subtract) row(multiply) row(divide) row(affine) row(negate) row(exp) row(log)       \
-      row(sqrt) row(rsqrt) row(sigmoid) row(silu) row(cast) row(copy)                              \
+  row(add) row(subtract) row(multiply) row(divide)                                                 \
+  row(affine) row(negate) row(exp) row(log) row(sqrt) row(rsqrt) row(sigmoid) row(silu)            \
+  row(cast) row(copy)                                                                              \
   row(sum) row(mean) row(maximum) row(sum_to)                                                      \
   row(reshape) row(transpose) row(slice) row(pad) row(concat) row(expand) row(causal_mask)         \
   row(fill) row(random_normal) row(random_uniform)                                                 \
+  row(matmul)                                                                                      \
   row(embedding) row(embedding_grad) row(pick) row(unpick)                                         \
   row(rmsnorm) row(add_rmsnorm) row(rmsnorm_grad) row(rope) row(swiglu) row(swiglu_grad)           \
+  row(attention) row(attention_grad)                                                               \
   row(cross_entropy) row(cross_entropy_grad)                                                       \
-  row(attention)                                                                                   \
-          row(attention_grad) row(inverse_count) row(gradient_norm) row(check_finite) row(clip)    \
-              row(mix) row(adamw) row(update) row(average) row(consensus_distance) row(matmul)     \
-                  row(linear_cross_entropy) row(linear_cross_entropy_grad)         \
-                      row(linear_cross_entropy_step)
+  row(linear_cross_entropy) row(linear_cross_entropy_grad) row(linear_cross_entropy_step)          \
+  row(inverse_count) row(gradient_norm) row(check_finite) row(clip) row(mix) row(adamw)            \
+  row(update) row(average) row(consensus_distance)
 
 #define WITH_WORKSPACE(row)                                                                        \
-  row(sum) row(mean) row(maximum) row(sum_to) row(embedding_grad) row(rmsnorm_grad) row(rope)      \
-  row(attention) row(attention_grad) row(gradient_norm) row(consensus_distance) row(matmul)        \
-      row(linear_cross_entropy) row(linear_cross_entropy_grad) row(linear_cross_entropy_step)
+  row(sum) row(mean) row(maximum) row(sum_to) row(matmul)                                          \
+  row(embedding_grad) row(rmsnorm_grad) row(rope) row(attention) row(attention_grad)               \
+  row(linear_cross_entropy) row(linear_cross_entropy_grad) row(linear_cross_entropy_step)          \
+  row(gradient_norm) row(consensus_distance)
 /* clang-format on */
 
 #define ENTRY(name) [PK_OP_##name] = pk_cuda_##name,
