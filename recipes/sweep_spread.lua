@@ -12,13 +12,16 @@ pack.sweep {
     "decentralized.mix_every=1,4",
   },
   run = function(task)
-    local largest = 0
     task:train {
       on_step = function(row, trainer)
         row.consensus_distance = row.consensus_distance or trainer:consensus_distance()
-        largest = math.max(largest, row.consensus_distance)
       end,
     }
+    -- From the run's folder, which also has the steps before an interruption.
+    local largest = 0
+    for _, distance in ipairs(pack.report_runs.read(task.folder).consensus.distance) do
+      largest = math.max(largest, distance)
+    end
     return {largest_consensus_distance = largest}
   end,
 }

@@ -119,8 +119,12 @@ describe("a sweep", function()
       files.mkdir(output .. "/locks")
       local held = assert(files.lock(output .. "/locks/sweep"))
       refused({"locked by another process"}, "--over runtime.seed=1 --output " .. output)
+      local code = support.run(("packlua recipes/sweep.lua --config %s/config.lua --over runtime.seed=1 --output %s --collect")
+        :format(folder, output))
+      assert.equal(0, code)
       files.unlock(held)
-      assert.same({"locks"}, files.list(output))
+      assert.same({"locks", "report.md", "summary.csv", "summary.json"}, files.list(output))
+      refused({"none: there is no such sweep"}, "--over runtime.seed=1 --collect --output " .. folder .. "/none")
     end)
 
     it("a folder whose runs are of another configuration", function()
@@ -179,6 +183,31 @@ describe("a sweep", function()
     code, said = sweep(output, "--over runtime.seed=1,2")
     assert.equal(0, code)
     assert.is_truthy(said:find("2 runs: 2 complete", 1, true), said)
+  end)
+
+  it("measures all steps of a run, also of one that was interrupted (sweep_spread)", function()
+    local output, arguments = folder .. "/spread", {"--set", "training.max_tokens=51200", "--set",
+      "training.epoch_tokens=51200", "--over", "decentralized.topology=ring"}
+    local command = {support.program, "recipes/sweep_spread.lua", "--config", folder .. "/config.lua", "--output",
+      output, unpack(arguments)}
+    local metrics = output .. "/topology=ring/metrics.jsonl"
+    command[#command + 1] = "--task"
+    command[#command + 1] = "1"
+    local one = process.start {command = command, log = output .. ".txt"}
+    local function taken() return select(2, (support.read(metrics) or ""):gsub("\n", "")) end
+    while taken() < 100 and not one:poll(0.005) do end -- past the largest distance
+    one:send("USR1")
+    while not one:poll(1) do end
+    assert.equal(75, one.code, support.read(output .. ".txt"))
+    one:close()
+    assert.equal(0, (sweep(output, table.concat(arguments, " "), "recipes/sweep_spread.lua")))
+    local largest, steps = 0, 0
+    for line in support.read(metrics):gmatch("[^\n]+") do
+      local row = json.decode(line)
+      if not row.split then largest, steps = math.max(largest, row.consensus_distance), steps + 1 end
+    end
+    assert.equal(200, steps)
+    assert.equal(largest, read_json(output .. "/topology=ring/result.json").largest_consensus_distance)
   end)
 
   it("calls a run failed whose function fails after the training, and does it again with --retry", function()

@@ -317,9 +317,13 @@ function sweep.run(spec)
   end
   if found.slurm then return submit(tasks, found, spec) end
   if found.dry_run then return show_runs(tasks, plan.keys(axes)) end
-  if not found.collect then check_devices(found) end
+  if found.collect then
+    if not files.exists(found.output) then failure.usage("%s: there is no such sweep", found.output) end
+    return conclude(tasks, axes, found.output)
+  end
+  check_devices(found)
   local held = claim(found.output)
-  conclude(tasks, axes, found.output, not found.collect and schedule(tasks, found, spec) or nil)
+  conclude(tasks, axes, found.output, schedule(tasks, found, spec))
   files.unlock(held)
 end
 
