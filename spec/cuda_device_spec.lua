@@ -6,6 +6,7 @@ local ffi = require "ffi"
 local helper = require "spec.support.helper"
 local numbers = require "spec.support.numbers"
 local ops = require "pack.ops"
+local plan = require "pack.plan"
 local program = require "pack.program"
 local tensor = require "pack.tensor"
 local trace = require "pack.trace"
@@ -135,6 +136,21 @@ describe("the device that is chosen", function()
     assert.equal("cuda:0\n", printed("with", lua, "PACKLUA_DEVICE=cuda"))
     assert.equal("cpu\n", printed("with", lua))
   end)
+end)
+
+describe("a forecast for the CUDA device", function()
+  after_each(emu.repair)
+
+  -- Of the 20m preset in amp; the targets are 4.0 GiB with 4 workers and 5.2 GiB with 8.
+  for workers, most in pairs {[4] = 4.0, [8] = 5.2} do
+    it(("needs no driver, and stays within the memory that is the target with %d workers"):format(workers), function()
+      emu.pretend {driver = 0}
+      local config = plan.with_workers("configs/20m.lua", {"runtime.device=emu", "runtime.amp=true"}, workers)
+      local forecast = plan.of(config)
+      local gib = forecast.total / 2 ^ 30
+      assert.is_true(gib <= most and gib > most - 1, ("%.2f GiB"):format(gib))
+    end)
+  end
 end)
 
 describe("a failure of the CUDA device", function()
