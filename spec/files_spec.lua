@@ -24,6 +24,13 @@ describe("Files", function()
     assert.is_truthy(files.read("/proc/self/status"):find("VmPeak"))
   end)
 
+  it("show their ends", function()
+    files.write(folder .. "/f", "one\ntwo\0\n")
+    assert.equal("two\0\n", files.tail(folder .. "/f", 5))
+    assert.equal("one\ntwo\0\n", files.tail(folder .. "/f", 100))
+    assert.is_nil(files.tail(folder .. "/none", 5))
+  end)
+
   it("are refused above the limit, and read at it", function()
     files.write(folder .. "/f", ("x"):rep(5000))
     assert.equal(5000, #files.read(folder .. "/f", 5000))

@@ -3,6 +3,7 @@ local json = require "pack.json"
 local plan = require "pack.sweep_plan"
 local process = require "pack.process"
 local summary = require "pack.sweep_summary"
+local sweep_table = require "pack.sweep_table"
 local support = require "spec.support.helper"
 
 describe("a sweep", function()
@@ -245,6 +246,21 @@ describe("a sweep", function()
     local _, _, err = sweep(output, "--over runtime.seed=1,2,3")
     assert.is_truthy(err:find("seed=2/resolved.json:", 1, true), err)
     assert.is_truthy(err:find("without the folder .*seed=2 the run begins again"), err)
+  end)
+
+  it("shows the last step of each running one of many workers, and no more runs than can be redrawn", function()
+    local losses, running = ("2.25,"):rep(1500), {}
+    files.mkdir(folder .. "/shown")
+    support.write(folder .. "/shown/metrics.jsonl", ('{"step":%d,"loss":%s,"loss_worker":[%s1],"tokens_per_second":5}\n')
+      :rep(3):format(7, "3", losses, 8, "2.5", losses, 9, "null", losses):gsub("\n$", ""))
+    local stream = {text = "", write = function(self, ...) self.text = self.text .. table.concat {...} end,
+      flush = function() end}
+    local display = sweep_table.create(40, {stream = stream, terminal = true})
+    for i = 1, 40 do running[i] = {task = {name = "run" .. i, folder = folder .. "/shown"}, began = 0} end
+    display:update(running)
+    assert.is_truthy(stream.text:find("run1  %S+  step 9  loss 2%.5000  5 tok/s\n"), stream.text)
+    assert.equal(18, select(2, stream.text:gsub("\n", "")))
+    assert.is_truthy(stream.text:find("  ... and 24 more\n", 1, true))
   end)
 
   it("sums up over seeds", function()

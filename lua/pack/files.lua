@@ -35,6 +35,17 @@ function files.read(path, limit)
   return take(data, bytes[0])
 end
 
+--- The last `bytes` of a file that others may be writing to, or all of a shorter one; nil if it cannot be read.
+function files.tail(path, bytes)
+  local file = io.open(checked(path), "rb")
+  if not file then return nil end
+  local size = file:seek("end") or 0
+  file:seek("set", math.max(0, size - bytes))
+  local text = file:read("*a")
+  file:close()
+  return text
+end
+
 --- Writes a file atomically: whatever happens, the old content is there or the whole new one.
 function files.write(path, text)
   check(C.pk_file_write(checked(path), text, #text))

@@ -68,15 +68,10 @@ end
 
 -- The last line of run.log without its time, or nil.
 local function last_line(folder)
-  local file = io.open(files.join(folder, "run.log"), "rb")
-  if not file then return nil end
-  local size = file:seek("end")
-  file:seek("set", math.max(0, size - TAIL_BYTES))
   local last
-  for line in file:read("*a"):gmatch("[^\n]+") do
+  for line in (files.tail(files.join(folder, "run.log"), TAIL_BYTES) or ""):gmatch("[^\n]+") do
     if line:find("^%d+%-%d+%-%d+T%S+ ") then last = line:gsub("^%S+ ", "") end
   end
-  file:close()
   return last
 end
 

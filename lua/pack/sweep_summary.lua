@@ -2,11 +2,13 @@
 local files = require "pack.files"
 local groups_of = require "pack.report_groups"
 local json = require "pack.json"
+local markdown_of = require "pack.report_markdown"
 local plan = require "pack.sweep_plan"
 
 local summary = {}
 
 local SEED = "runtime.seed"
+local cell = markdown_of.escape
 
 -- Results that are shown first, in this order.
 local first_results = {"loss", "perplexity", "consensus_distance", "tokens_per_second", "steps", "run_seconds"}
@@ -140,11 +142,6 @@ end
 local function show(x)
   if type(x) ~= "number" then return x == nil and "" or tostring(x) end
   return ("%.5g"):format(x)
-end
-
--- Text that a table's cell can hold.
-local function cell(text)
-  return (tostring(text):gsub("[|\\`<>*_]", "\\%0"):gsub("%s+", " "))
 end
 
 local function table_of(head, body)

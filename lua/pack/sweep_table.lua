@@ -9,7 +9,7 @@ local display = {}
 
 local REDRAW_SECONDS = 0.5
 local SHOWN = 16 -- running ones at most, as what has scrolled away cannot be redrawn
-local TAIL_BYTES = 8192 -- of metrics.jsonl, which hold its last line
+local TAIL_BYTES = 2 ^ 17 -- of metrics.jsonl, which hold its last line also of a thousand workers
 
 local Table = {}
 Table.__index = Table
@@ -27,18 +27,11 @@ end
 
 -- The last whole row of a run's metrics.jsonl that is of a step, or nil.
 local function last_step(folder)
-  local file = io.open(files.join(folder, "metrics.jsonl"), "rb")
-  if not file then return nil end
-  local size = file:seek("end")
-  file:seek("set", math.max(0, size - TAIL_BYTES))
-  local text = file:read("*a")
-  file:close()
   local last
-  for line in text:gmatch("([^\n]+)\n") do
-    local row = line:find('"loss_worker"', 1, true) and json.decode(line)
-    if row and row.tokens_per_second then last = row end
+  for line in (files.tail(files.join(folder, "metrics.jsonl"), TAIL_BYTES) or ""):gmatch("([^\n]+)\n") do
+    if line:find('"tokens_per_second"', 1, true) then last = line end
   end
-  return last
+  return last and json.decode(last) or nil
 end
 
 local function running_line(item)
