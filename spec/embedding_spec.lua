@@ -29,7 +29,7 @@ describe("embedding", function()
     end
   end)
 
-  it("names place, id and vocabulary of an id out of range", function()
+  it("names place, id and vocabulary of an id out of range #cpu", function()
     local weight = tensor.zeros({2, 5, 3})
     numbers.assert_refused("embedding: id 5 at [1, 0] is not in 0 .. 4 (vocabulary 5)", ops.embedding,
       weight, tensor.from({{0, 4}, {5, 1}}, "i32"))
@@ -68,7 +68,7 @@ describe("embedding_grad", function()
     numbers.assert_same({0, 0, 4, 6, 0, 0}, out)
   end)
 
-  it("writes nothing when an id is out of range", function()
+  it("writes nothing when an id is out of range #cpu", function()
     local g, ids = tensor.ones({1, 2, 2}), tensor.from({{0, 3}}, "i32")
     local out = tensor.full({1, 3, 2}, 10, "f32")
     numbers.assert_refused("embedding_grad: id 3 at [0, 1] is not in 0 .. 2", ops.embedding_grad, g, ids,
@@ -105,7 +105,7 @@ describe("pick and unpick", function()
     end
   end)
 
-  it("refuse other numbers out of range", function()
+  it("refuse other numbers out of range #cpu", function()
     local bad = tensor.from({{0, 4, 0}, {0, 0, 0}}, "i32")
     numbers.assert_refused("pick: id 4 at [0, 1] is not in 0 .. 3", ops.pick, tensor.zeros({2, 3, 4}), bad)
     numbers.assert_refused("unpick: id 4 at [0, 1]", ops.unpick, tensor.zeros({2, 3}), bad,
