@@ -175,7 +175,7 @@ if [[ $device == emu ]]; then steps=1 warmup=1 config=configs/smoke.lua; fi
 
 measure() {
   "$packlua" recipes/benchmark.lua --config "$config" --num-models "${workers[@]}" --warmup "$warmup" --steps "$steps" \
-    --dtype amp --device "$device" --repeats "$repeats" --output "$output/benchmark"
+    --dtype amp --device "$device" --repeats "$repeats" --set training.max_tokens=off --output "$output/benchmark"
 }
 
 # Kernels' times against their bytes and operations.

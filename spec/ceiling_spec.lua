@@ -8,7 +8,7 @@ describe("A ceiling", function()
   support.watch()
 
   local sides, copied = ceiling.sides, ceiling.copied
-  before_each(function() ceiling.sides, ceiling.copied = {cpu = {16, 32}}, 1024 end)
+  before_each(function() ceiling.sides, ceiling.copied = {cpu = {16, 32}}, {cpu = 1024} end)
   after_each(function() ceiling.sides, ceiling.copied = sides, copied end)
 
   it("is of the best square product in each dtype, and of copying", function()

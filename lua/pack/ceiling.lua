@@ -8,11 +8,16 @@ local C = native.C
 local ceiling = {}
 
 --- Sides of the square matrices of which the best counts, by device: large enough that packing operands costs
--- little, small enough to take a second or so.
-ceiling.sides = {cpu = {1024, 2048}, cuda = {4096, 8192}}
+-- little, small enough to take a second or so. The emulated device has no speed worth knowing.
+ceiling.sides = {cpu = {1024, 2048}, cuda = {4096, 8192}, emu = {128}}
 
---- Elements of the f32 tensor that is copied: 128 MiB, beyond caches.
-ceiling.copied = 2 ^ 25
+--- Elements of the f32 tensor that is copied, by device: 128 MiB, beyond caches.
+ceiling.copied = {cpu = 2 ^ 25, cuda = 2 ^ 25, emu = 2 ^ 16}
+
+-- "cpu", "cuda" or "emu" of a context on one such device.
+local function kind_of(device)
+  return device:device():match "^%a+"
+end
 
 --- The least seconds that f() takes, after a first call that does not count: of at least two calls, and as many as
 -- begin within `seconds` (1). A device is waited for.
@@ -43,9 +48,8 @@ end
 
 --- FLOP/s of the best large square product of dtype "f32", "bf16" or "f64".
 function ceiling.product(device, dtype, seconds)
-  local kind = device:device() == "cpu" and "cpu" or "cuda"
   local best = 0
-  for _, side in ipairs(ceiling.sides[kind]) do
+  for _, side in ipairs(ceiling.sides[kind_of(device)]) do
     local a, b = random(device, {side, side}, dtype), random(device, {side, side}, dtype)
     local y = ops.matmul(a, b)
     local taken = ceiling.best_of(device, function() ops.matmul(a, b, {out = y}) end, seconds)
@@ -57,12 +61,13 @@ end
 
 --- Bytes per second, read and written, of copying a large tensor.
 function ceiling.copy(device, seconds)
-  local x = ops.fill {shape = {ceiling.copied}, value = 1, context = device}
+  local count = ceiling.copied[kind_of(device)]
+  local x = ops.fill {shape = {count}, value = 1, context = device}
   local y = ops.copy(x)
   local taken = ceiling.best_of(device, function() ops.copy(x, {out = y}) end, seconds)
   x:free()
   y:free()
-  return 8 * ceiling.copied / taken
+  return 8 * count / taken
 end
 
 --- All ceilings of a device context (nil: the default): {flops_per_second = {f32 =, bf16 =}, bytes_per_second =,
@@ -70,7 +75,7 @@ end
 -- copy (false leaves out the copying).
 function ceiling.measure(device, options)
   device, options = device or context.default(), options or {}
-  local found = {flops_per_second = {}, sides = ceiling.sides[device:device() == "cpu" and "cpu" or "cuda"]}
+  local found = {flops_per_second = {}, sides = ceiling.sides[kind_of(device)]}
   for _, dtype in ipairs(options.dtypes or {"f32", "bf16"}) do
     found.flops_per_second[dtype] = ceiling.product(device, dtype, options.seconds)
   end
