@@ -32,11 +32,15 @@ local given = options.parse {
   },
 }
 
-local settings = {}
+-- As torch_packed.py has it; what is left different are the random numbers of the first weights.
+local settings = {"optimizer.schedule=constant", "optimizer.warmup_fraction=0", "optimizer.lr=0.001",
+  "decentralized.topology=one_peer_exponential"}
 if given.quick then
   given.rounds, given.steps, given.dtypes = 1, 1, given.dtypes or "f32"
-  settings = {"training.batch_tokens=4096", "training.micro_batch_size=" .. math.max(1, 4 / given.workers),
-    "decentralized.num_models=" .. math.min(given.workers, 4)}
+  for _, setting in ipairs {"training.batch_tokens=4096", "training.micro_batch_size=" .. math.max(1, 4 / given.workers),
+    "decentralized.num_models=" .. math.min(given.workers, 4)} do
+    settings[#settings + 1] = setting
+  end
 end
 local config = plan.with_workers(given.config, {"training.max_tokens=1073741824", unpack(settings)}, given.workers)
 if not config then
@@ -197,11 +201,11 @@ local flops_per_target = work.model_flops(config) / config.training.batch_tokens
 print(("%s, N = %d, %d targets a step; %d rounds of %d steps after %d\nlargest f32 ceiling of the session: packlua %.1f, "
   .. "torch %.1f GFLOP/s; shares are of the larger"):format(given.config, given.workers, config.training.batch_tokens,
   given.rounds, given.steps, given.warmup, ours, theirs))
-print "\n| candidate | tok/s | CPU s/step | share | over best torch | RSS, MiB | remarks |\n|---|---|---|---|---|---|---|"
+print "\n| candidate | tok/s | CPU s/step | share | over best torch | RSS, MiB | loss | remarks |\n|---|---|---|---|---|---|---|---|"
 for _, one in ipairs(list) do
   local remarks = {one.failure}
   if #one.rates == 0 then
-    print(("| %s | | | | | | %s |"):format(one.name, one.failure))
+    print(("| %s | | | | | | | %s |"):format(one.name, one.failure))
   else
     local last = one.runs[#one.runs]
     if last.targets ~= config.training.batch_tokens then
@@ -213,8 +217,8 @@ for _, one in ipairs(list) do
     end
     local rss = 0
     for _, run in ipairs(one.runs) do rss = math.max(rss, run.peak_rss_mib) end
-    print(("| %s | %s | %.1f | %.0f%% | %s | %.0f | %s |"):format(one.name, spread(one.rates, "%.0f"),
+    print(("| %s | %s | %.1f | %.0f%% | %s | %.0f | %.3f | %s |"):format(one.name, spread(one.rates, "%.0f"),
       median(last.cpu_seconds), 100 * median(one.rates) * flops_per_target / ceiling / 1e9,
-      #ratios[one] > 0 and spread(ratios[one], "%.2f") or "", rss, table.concat(remarks, "; ")))
+      #ratios[one] > 0 and spread(ratios[one], "%.2f") or "", rss, last.loss[1], table.concat(remarks, "; ")))
   end
 end
