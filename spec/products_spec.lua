@@ -108,7 +108,7 @@ describe("a product by a primitive", function()
 end)
 
 describe("the libraries' products", function()
-  it("start no threads beside the pool's #threads", function()
+  it("start no threads beside the pool's", function()
     local code, output, problem = support.run [[packlua -e '
       local function threads()
         for line in io.lines("/proc/self/status") do

@@ -48,32 +48,32 @@ static pk_status find_function(void *handle, const char *name, void *function, s
 
 pk_status pk_device_library_open(const char *library, const pk_context_options *options,
                                  pk_device **device) {
-  void *handle;
+  void *handle = NULL;
   pk_status (*open)(const pk_context_options *, pk_device **) = NULL;
   pk_status status = load(library, &handle);
   if (status == PK_OK) status = find_function(handle, "pk_device_open", &open, sizeof open);
-  if (status != PK_OK) return pk_fail_within(status, "device '%s'", options->device);
+  if (status != PK_OK || !open) return pk_fail_within(status, "device '%s'", options->device);
   return open(options, device);
 }
 
 pk_status pk_device_library_check(const char *library, const char *name) {
-  void *handle;
+  void *handle = NULL;
   pk_status (*usable)(const char *) = NULL;
   pk_status status = load(library, &handle);
   if (status == PK_OK) status = find_function(handle, "pk_device_usable", &usable, sizeof usable);
-  if (status == PK_OK) status = usable(name);
+  if (status == PK_OK && usable) status = usable(name);
   return status == PK_OK ? PK_OK : pk_fail_within(status, "device '%s'", name);
 }
 
 void pk_device_library_list(const char *library, const char *prefix, char *text, int64_t size) {
   char path[PATH_MAX];
-  void *handle;
+  void *handle = NULL;
   void (*list)(const char *, char *, int64_t) = NULL;
   text[0] = 0;
   if (!find_file(library, path)) return;
   pk_status status = load(library, &handle);
   if (status == PK_OK) status = find_function(handle, "pk_device_list", &list, sizeof list);
-  if (status != PK_OK) {
+  if (status != PK_OK || !list) {
     snprintf(text, (size_t)size, "%s: not usable: %s\n", prefix, pk_error_message());
     return;
   }
