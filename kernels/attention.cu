@@ -247,24 +247,13 @@ static __global__ void __launch_bounds__(THREADS)
 
 // --- launching ---
 
-static pk_attention_shape shape_of(const pk_attention_job *job) {
-  pk_attention_shape shape;
-  shape.length = job->length;
-  shape.heads = job->heads;
-  shape.width = job->width;
-  shape.per_worker = job->sequences * job->heads;
-  shape.tiles = (job->length + ROWS - 1) / ROWS;
-  shape.scale = static_cast<float>(job->scale);
-  return shape;
-}
-
 static unsigned grid_of(const pk_attention_job *job, const pk_attention_shape &shape) {
   return static_cast<unsigned>(job->workers * shape.per_worker * shape.tiles);
 }
 
 template <class From, class T>
 static cudaError_t launch_forward(const pk_attention_job *job, cudaStream_t stream) {
-  pk_attention_shape shape = shape_of(job);
+  pk_attention_shape shape = pk_attention_shape_of(job, ROWS);
   size_t shared = (4 * ROWS * row_step(job->width) + ROWS * (ROWS + 1)) * sizeof(T);
   return pk_launch(forward<From, T>, dim3(grid_of(job, shape)), dim3(THREADS), shared, stream,
                    shape, static_cast<const From *>(job->q.at), job->q.stride,
@@ -276,7 +265,7 @@ static cudaError_t launch_forward(const pk_attention_job *job, cudaStream_t stre
 
 template <class From, class T>
 static cudaError_t launch_backward(const pk_attention_job *job, cudaStream_t stream) {
-  pk_attention_shape shape = shape_of(job);
+  pk_attention_shape shape = pk_attention_shape_of(job, ROWS);
   gradient_inputs<From, T> in;
   in.q = static_cast<const From *>(job->q.at);
   in.k = static_cast<const From *>(job->k.at);

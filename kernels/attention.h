@@ -5,21 +5,17 @@
 #include <cuda_runtime_api.h>
 #include <stdint.h>
 
+#include "rows.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* A tensor [N, B, T, H, K]: its first element, and elements from one worker to the next. */
-typedef struct pk_heads {
-  void *at;
-  int64_t stride;
-} pk_heads;
-
 /* One call: shapes, and tensors. bf16 operands have f32 results; f32 and f64 results of their own
  * type. */
 typedef struct pk_attention_job {
-  pk_heads q, k, v, o, g, q_grad, k_grad, v_grad;
-  void *lse; /* [N, B, H, T] */
+  pk_rows q, k, v, o, g, q_grad, k_grad, v_grad; /* [N, B, T, H, K] */
+  void *lse;                                     /* [N, B, H, T] */
   int64_t lse_stride;
   int64_t workers, sequences, length, heads, width;
   double scale;

@@ -1,8 +1,9 @@
 // What the kernels of attention share: where a head lies, and its tiles.
 #pragma once
 
-#include "attention.h"
 #include "device.h"
+
+#include "attention.h"
 
 // Shapes and strides as kernels get them.
 struct pk_attention_shape {
@@ -10,6 +11,18 @@ struct pk_attention_shape {
   int64_t tiles;                            // of rows in a head
   float scale;
 };
+
+// The shape of a job whose blocks have `rows` rows of a head each.
+static inline pk_attention_shape pk_attention_shape_of(const pk_attention_job *job, int64_t rows) {
+  pk_attention_shape shape;
+  shape.length = job->length;
+  shape.heads = job->heads;
+  shape.width = job->width;
+  shape.per_worker = job->sequences * job->heads;
+  shape.tiles = (job->length + rows - 1) / rows;
+  shape.scale = static_cast<float>(job->scale);
+  return shape;
+}
 
 // Where the rows of head number `head` (of all workers) start, for [N, B, T, H, K].
 static __device__ __forceinline__ int64_t pk_head_start(const pk_attention_shape &shape,

@@ -394,16 +394,14 @@ static __global__ void __launch_bounds__(THREADS)
 
 // --- launching ---
 
-static bool aligned(const pk_heads &tensor, int64_t element) {
-  return !tensor.at ||
-         (reinterpret_cast<uintptr_t>(tensor.at) % 16 == 0 && tensor.stride * element % 16 == 0);
-}
-
 bool pk_attention_mma_fits(const pk_attention_job *job) {
   if (job->dtype != PK_BF16 || (job->width != 64 && job->width != 128)) return false;
-  return aligned(job->q, 2) && aligned(job->k, 2) && aligned(job->v, 2) && aligned(job->o, 4) &&
-         aligned(job->g, 4) && aligned(job->q_grad, 4) && aligned(job->k_grad, 4) &&
-         aligned(job->v_grad, 4);
+  const pk_rows operands[] = {job->q, job->k, job->v};
+  const pk_rows floats[] = {job->o, job->g, job->q_grad, job->k_grad, job->v_grad};
+  bool fit = true;
+  for (const pk_rows &tensor : operands) fit = fit && pk_rows_fit(tensor, 2, 8);
+  for (const pk_rows &tensor : floats) fit = fit && pk_rows_fit(tensor, 4, 4);
+  return fit;
 }
 
 static int64_t rows_of(const pk_attention_job *job) {
@@ -414,22 +412,11 @@ int64_t pk_attention_mma_workspace(const pk_attention_job *job) {
   return rows_of(job) * (job->width * 2 + 4);
 }
 
-static pk_attention_shape shape_of(const pk_attention_job *job) {
-  pk_attention_shape shape;
-  shape.length = job->length;
-  shape.heads = job->heads;
-  shape.width = job->width;
-  shape.per_worker = job->sequences * job->heads;
-  shape.tiles = (job->length + ROWS - 1) / ROWS;
-  shape.scale = static_cast<float>(job->scale);
-  return shape;
-}
-
-static operand operand_of(const pk_heads &tensor) {
+static operand operand_of(const pk_rows &tensor) {
   operand made = {static_cast<const pk_bf16 *>(tensor.at), tensor.stride};
   return made;
 }
-static result result_of(const pk_heads &tensor) {
+static result result_of(const pk_rows &tensor) {
   result made = {static_cast<float *>(tensor.at), tensor.stride};
   return made;
 }
@@ -440,7 +427,7 @@ static dim3 grid_of(const pk_attention_job *job, const pk_attention_shape &shape
 
 template <int K>
 static cudaError_t launch_forward(const pk_attention_job *job, cudaStream_t stream) {
-  pk_attention_shape shape = shape_of(job);
+  pk_attention_shape shape = pk_attention_shape_of(job, ROWS);
   result lse = {static_cast<float *>(job->lse), job->lse_stride};
   return pk_launch(forward<K>, grid_of(job, shape), dim3(THREADS), 5 * ROWS * STEP<K> * 2, stream,
                    shape, operand_of(job->q), operand_of(job->k), operand_of(job->v),
@@ -449,7 +436,7 @@ static cudaError_t launch_forward(const pk_attention_job *job, cudaStream_t stre
 
 template <int K>
 static cudaError_t launch_backward(const pk_attention_job *job, cudaStream_t stream) {
-  pk_attention_shape shape = shape_of(job);
+  pk_attention_shape shape = pk_attention_shape_of(job, ROWS);
   int64_t rows = rows_of(job);
   pk_bf16 *rounded = static_cast<pk_bf16 *>(job->workspace);
   float *deltas = reinterpret_cast<float *>(rounded + rows * K);

@@ -1,6 +1,8 @@
 // Attention on tensor cores: bf16 operands, head widths 64 and 128.
 #pragma once
 
+#include "device.h"
+
 #include "attention.h"
 
 // Whether a call can be served: operands are bf16, rows lie at multiples of 16 bytes, and K is 64

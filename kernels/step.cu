@@ -170,16 +170,11 @@ static cudaError_t launch(const pk_step_job *job, cudaStream_t stream) {
                    dim3(static_cast<unsigned>(threads)), shared, stream, *job);
 }
 
-static bool is_aligned(const pk_rows &rows, int64_t element) {
-  return reinterpret_cast<uintptr_t>(rows.at) % 16 == 0 && rows.stride * element % 16 == 0;
-}
-
 template <class T> static cudaError_t launch(const pk_step_job *job, cudaStream_t stream) {
   constexpr int width = 16 / sizeof(T);
-  constexpr int64_t size = sizeof(T);
-  bool aligned = job->columns % width == 0 && is_aligned(job->x, size) &&
-                 is_aligned(job->g, size) && is_aligned(job->m, size) && is_aligned(job->v, size) &&
-                 is_aligned(job->half, 2);
+  bool aligned = job->columns % width == 0 && pk_rows_fit(job->half, 2, width);
+  const pk_rows arenas[] = {job->x, job->g, job->m, job->v};
+  for (const pk_rows &arena : arenas) aligned = aligned && pk_rows_fit(arena, sizeof(T), width);
   return aligned ? launch<T, width>(job, stream) : launch<T, 1>(job, stream);
 }
 

@@ -9,10 +9,6 @@
 
 enum { THREADS = 256, PIECE = 16384, MOST_BLOCKS = 132 * 16 };
 
-template <class T> static __device__ const T *row_of(const pk_rows &rows, int64_t worker) {
-  return static_cast<const T *>(rows.at) + worker * rows.stride;
-}
-
 static int64_t pieces_of(int64_t columns) {
   return (columns + PIECE - 1) / PIECE;
 }
@@ -39,7 +35,7 @@ extern "C" cudaError_t pk_launch_inverse_count(pk_vector scale, pk_vector count,
 // The largest magnitude of a piece, NaN left out, into partial[worker][piece].
 static __global__ void largest(pk_rows g, int64_t columns, double *partial) {
   PK_SHARED(double, parts, [THREADS / 32]);
-  const double *row = row_of<double>(g, blockIdx.y);
+  const double *row = pk_row<const double>(g, blockIdx.y);
   int64_t first = static_cast<int64_t>(blockIdx.x) * PIECE;
   int64_t end = first + PIECE < columns ? first + PIECE : columns;
   double top = 0;
@@ -73,7 +69,7 @@ static __global__ void exponents(const double *partial, int64_t pieces, int64_t 
 template <class T>
 static __global__ void squares(pk_rows g, int64_t columns, const int *exponents, double *partial) {
   PK_SHARED(double, parts, [THREADS / 32]);
-  const T *row = row_of<T>(g, blockIdx.y);
+  const T *row = pk_row<const T>(g, blockIdx.y);
   double scale = exponents ? ldexp(1.0, -exponents[blockIdx.y]) : 1.0;
   int64_t first = static_cast<int64_t>(blockIdx.x) * PIECE;
   int64_t end = first + PIECE < columns ? first + PIECE : columns;
@@ -137,7 +133,9 @@ static __global__ void check_finite(pk_rows loss, pk_vector norm, pk_vector scal
                                     int64_t workers) {
   if (guard.at[GUARD_STOPPED * guard.stride] != 0) return;
   for (int64_t i = 0; i < workers; i++) {
-    int reason = !isfinite(*row_of<T>(loss, i)) ? 1 : !isfinite(norm.at[i * norm.stride]) ? 2 : 0;
+    int reason = !isfinite(*pk_row<const T>(loss, i))  ? 1
+                 : !isfinite(norm.at[i * norm.stride]) ? 2
+                                                       : 0;
     if (reason == 0) continue;
     guard.at[GUARD_STOPPED * guard.stride] = 1;
     guard.at[GUARD_WORKER * guard.stride] = static_cast<int32_t>(i);
@@ -190,7 +188,7 @@ extern "C" cudaError_t pk_launch_clip(pk_rows g, pk_vector scale, pk_vector norm
 template <class T>
 static __device__ double mean_of(const pk_rows &x, int64_t workers, int64_t column) {
   double sum = 0;
-  for (int64_t i = 0; i < workers; i++) sum += row_of<T>(x, i)[column];
+  for (int64_t i = 0; i < workers; i++) sum += pk_row<const T>(x, i)[column];
   return sum / static_cast<double>(workers);
 }
 
@@ -221,7 +219,7 @@ static __global__ void distances(pk_rows x, int64_t workers, int64_t columns, do
   for (int64_t c = first + threadIdx.x; c < end; c += THREADS) {
     double mean = mean_of<T>(x, workers, c);
     for (int64_t i = 0; i < workers; i++) {
-      double apart = row_of<T>(x, i)[c] - mean;
+      double apart = pk_row<const T>(x, i)[c] - mean;
       total += apart * apart;
     }
   }

@@ -43,6 +43,16 @@ static inline pk_block pk_block_spread(pk_block block, int rank, const int64_t *
   return wide;
 }
 
+/* The block with its dimensions in another order: dimension i is dimension permutation[i]. */
+static inline pk_block pk_block_turn(pk_block block, const int64_t *permutation) {
+  pk_block turned = block;
+  for (int d = 0; d < block.rank; d++) {
+    turned.extents[d] = block.extents[permutation[d]];
+    turned.strides[d] = block.strides[permutation[d]];
+  }
+  return turned;
+}
+
 /* Where the element at index of the first rank dimensions is, in elements from data. */
 static inline int64_t pk_block_offset(const pk_block *block, int rank, int64_t index) {
   int64_t offset = 0;
@@ -56,5 +66,9 @@ static inline int64_t pk_block_offset(const pk_block *block, int rank, int64_t i
 /* Drops extents of 1 from blocks of the same extents and joins each dimension to the one before
  * where all blocks run through. Returns the rank that is left. */
 int pk_block_join(int count, pk_block *blocks);
+
+/* A reshape that copies, as a copy between blocks of the same extents. Errors: neither x nor the
+ * output is dense. */
+pk_status pk_block_reshape(const pk_call *call, pk_block *to, pk_block *from);
 
 #endif

@@ -1,44 +1,18 @@
 /* Operations that move elements: each is a copy between strided blocks, whatever the dtype. */
 #include "cpu/walk.h"
 
-/* A dense block in the shape of another one. */
-static pk_block dense_like(const pk_block *shape, void *data) {
-  pk_block block = *shape;
-  int64_t stride = 1;
-  block.data = data;
-  for (int d = block.rank - 1; d >= 0; d--) {
-    block.strides[d] = stride;
-    stride *= block.extents[d];
-  }
-  return block;
-}
-
 /* The copying case: an output is given, or x's stride allows no view. */
 pk_status PK_KERNEL(reshape)(const pk_call *call) {
-  const pk_tensor *x = call->inputs[0], *y = call->outputs[0];
-  pk_block from = pk_block_of(x), to = pk_block_of(y);
-  if (pk_tensor_is_dense(y)) {
-    to = dense_like(&from, to.data);
-  } else if (pk_tensor_is_dense(x)) {
-    from = dense_like(&to, from.data);
-  } else if (x->rank > 0 && x->shape[0] == y->shape[0]) {
-    from = dense_like(&to, from.data);
-    from.strides[0] = x->stride;
-  } else {
-    return pk_fail(PK_UNSUPPORTED, "reshape: neither x nor the output given is dense");
-  }
-  pk_block_copy(pk_cpu_threads(call), &to, &from);
-  return PK_OK;
+  pk_block to, from;
+  pk_status status = pk_block_reshape(call, &to, &from);
+  if (status == PK_OK) pk_block_copy(pk_cpu_threads(call), &to, &from);
+  return status;
 }
 
 pk_status PK_KERNEL(transpose)(const pk_call *call) {
-  pk_block y = pk_block_of(call->outputs[0]), x = pk_block_of(call->inputs[0]), turned = x;
-  for (int d = 0; d < y.rank; d++) {
-    int64_t source = call->attributes.list[d];
-    turned.extents[d] = x.extents[source];
-    turned.strides[d] = x.strides[source];
-  }
-  pk_block_copy(pk_cpu_threads(call), &y, &turned);
+  pk_block y = pk_block_of(call->outputs[0]);
+  pk_block x = pk_block_turn(pk_block_of(call->inputs[0]), call->attributes.list);
+  pk_block_copy(pk_cpu_threads(call), &y, &x);
   return PK_OK;
 }
 

@@ -4,16 +4,16 @@
 
 #include "cuda/cudnn_attention.h"
 
-static pk_heads heads_of(const pk_tensor *tensor) {
-  return (pk_heads){pk_tensor_data(tensor), tensor->stride};
+static pk_rows rows_of(const pk_tensor *tensor) {
+  return (pk_rows){pk_tensor_data(tensor), tensor->stride};
 }
 
 /* The job of operands q, k and v, inputs first .. first + 2. */
 static pk_attention_job job_of(const pk_call *call, int first) {
   const pk_tensor *q = call->inputs[first];
-  return (pk_attention_job){.q = heads_of(q),
-                            .k = heads_of(call->inputs[first + 1]),
-                            .v = heads_of(call->inputs[first + 2]),
+  return (pk_attention_job){.q = rows_of(q),
+                            .k = rows_of(call->inputs[first + 1]),
+                            .v = rows_of(call->inputs[first + 2]),
                             .workers = q->shape[0],
                             .sequences = q->shape[1],
                             .length = q->shape[2],
@@ -46,7 +46,7 @@ pk_status pk_cuda_attention(const pk_call *call) {
     if (status != PK_OK || done) return status;
   }
   pk_attention_job job = job_of(call, 0);
-  job.o = heads_of(call->outputs[0]);
+  job.o = rows_of(call->outputs[0]);
   job.lse = pk_tensor_data(call->outputs[1]);
   job.lse_stride = call->outputs[1]->stride;
   pk_status status = check(call, &job);
@@ -70,13 +70,13 @@ pk_status pk_cuda_attention_grad(const pk_call *call) {
     if (status != PK_OK || done) return status;
   }
   pk_attention_job job = job_of(call, 1);
-  job.g = heads_of(call->inputs[0]);
-  job.o = heads_of(call->inputs[4]);
+  job.g = rows_of(call->inputs[0]);
+  job.o = rows_of(call->inputs[4]);
   job.lse = pk_tensor_data(call->inputs[5]);
   job.lse_stride = call->inputs[5]->stride;
-  job.q_grad = heads_of(call->outputs[0]);
-  job.k_grad = heads_of(call->outputs[1]);
-  job.v_grad = heads_of(call->outputs[2]);
+  job.q_grad = rows_of(call->outputs[0]);
+  job.k_grad = rows_of(call->outputs[1]);
+  job.v_grad = rows_of(call->outputs[2]);
   pk_status status = check(call, &job);
   if (status || call->inputs[1]->numel == 0) return status;
   return pk_cuda_launched(call, pk_launch_attention_grad(&job, pk_cuda_of(call)->stream));
