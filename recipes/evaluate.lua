@@ -61,6 +61,6 @@ row.recipe, row.split, row.checkpoint, row.content = "evaluate", "validation", w
 row.step, row.epoch, row.num_models, row.data = weights.step, weights.epoch, weights.num_models, identity
 row.device, row.instruction_set, row.amp = context:device(), context:isa(), weights.config.runtime.amp
 local output = options.output or weights.path:gsub("%.zst$", ""):gsub("%.safetensors$", "") .. ".evaluation.json"
-pack.files.write(output, pack.json.encode(row, {pretty = true}) .. "\n")
+pack.json.write(output, row)
 print("result: " .. output)
 weights:close()

@@ -55,10 +55,10 @@ for _, line in ipairs(pack.trace.lines(rows, options.top)) do run:log("%s", line
 if trace.dropped > 0 then run:log("%d events did not fit and are missing from all of this", trace.dropped) end
 
 trace:write(run:path("trace.json"))
-pack.files.write(run:path("profile.json"), pack.json.encode({
+pack.json.write(run:path("profile.json"), {
   device = context:describe(), steps = options.steps, seconds = trace.seconds, tokens_per_second = tokens / trace.seconds,
   model_flops = flops, ceilings = ceilings, operations = pack.json.array(rows), totals = totals, phases = phases,
   dropped_events = trace.dropped,
-}, {pretty = true}) .. "\n")
+})
 run:log("%s opens in ui.perfetto.dev and chrome://tracing", run:path("trace.json"))
 run:close()

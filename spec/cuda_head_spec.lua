@@ -4,26 +4,17 @@ local context = require "pack.context"
 local numbers = require "spec.support.numbers"
 local ops = require "pack.ops"
 local support = require "spec.support.helper"
-local tensor = require "pack.tensor"
 
-local opened, emu = pcall(context, {device = "emu"})
-if not opened and tostring(emu):find("this build has no", 1, true) then
+local emu = require("spec.support.emu").open()
+if not emu then
   pending("the emulated device is not part of this build", function() end)
   return
 end
-assert(opened, emu)
 
 local cpu = context {device = "cpu"}
 
 local function place(chosen, shape, dtype, values)
-  local made = tensor.zeros(shape, dtype, {context = chosen})
-  return made:write_numbers(require("ffi").new("double[?]", #values, values))
-end
-
-local function count_of(shape)
-  local count = 1
-  for _, extent in ipairs(shape) do count = count * extent end
-  return count
+  return numbers.tensor(shape, dtype, values, {context = chosen})
 end
 
 -- x, weight, targets and g of N workers, R rows, width d and vocabulary V. Every fifth target is ignored, and all of
@@ -31,7 +22,7 @@ end
 local function inputs(chosen, n, r, d, v, dtype)
   local targets = {}
   for i = 1, n * r do targets[i] = (i % 5 == 0 or i > (n - 1) * r) and -100 or i * 7919 % v end
-  local function random(shape, seed) return numbers.list(count_of(shape), seed, -1, 1) end
+  local function random(shape, seed) return numbers.list(numbers.count(shape), seed, -1, 1) end
   return place(chosen, {n, r, d}, dtype, random({n, r, d}, 1)), place(chosen, {n, v, d}, dtype, random({n, v, d}, 2)),
     place(chosen, {n, r}, "i32", targets),
     place(chosen, {n}, dtype == "f64" and "f64" or "f32", numbers.list(n, 3, 0.5, 1.5))

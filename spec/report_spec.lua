@@ -176,7 +176,7 @@ describe("groups of runs", function()
     local found = groups.groups(list, {})
     assert.equal(2, found[1].complete)
     assert.same({mean = 3, count = 1}, found[1].statistics.loss)
-    assert.is_nil(groups.moments {})
+    assert.is_nil(require("pack.statistics").moments {})
   end)
 
   it("share a cell of N and topology with the best of other settings", function()

@@ -30,17 +30,6 @@ local POLL_SECONDS = 1
 
 -- The folder -------------------------------------------------------------------------------------
 
-local function write_json(path, value)
-  files.write(path, json.encode(value, {pretty = true}) .. "\n")
-end
-
--- The content of a JSON file, or nil and the reason.
-local function read_json(path)
-  local text, message = files.read(path)
-  if not text then return nil, message end
-  return json.decode(text, path)
-end
-
 -- The path of a candidate's file with this ending.
 function Benchmark:path(candidate, ending)
   return files.join(self.folder, candidate.name .. ending)
@@ -64,7 +53,7 @@ end
 -- Refuses to go on with results of other settings.
 local function check_settings(folder, plan)
   local path = files.join(folder, "summary.json")
-  local before, message = read_json(path)
+  local before, message = json.read(path)
   if not before then failure.usage("--resume: %s", message) end
   local names = {}
   for name in pairs(plan.settings) do names[name] = true end
@@ -91,7 +80,7 @@ end
 -- The record of a candidate: what is there from before, unless that failed, or a new one.
 local function open_record(self, candidate)
   local path = self:path(candidate, ".json")
-  local before = files.exists(path) and read_json(path)
+  local before = files.exists(path) and json.read(path)
   if before and before.status == "ok" then return before end
   for _, ending in ipairs {".json", ".log", ".trace.json", ".weights.safetensors"} do
     os.remove(self:path(candidate, ending))
@@ -144,7 +133,7 @@ local function write_job(self, candidate, closer)
     data = settings.data, started = C.pk_clock(), closer = closer, brief = self.brief, result = self:path(candidate, ".result.json"),
     trace = self:path(candidate, ".trace.json"), weights = self:path(candidate, ".weights.safetensors")}
   local path = self:path(candidate, ".job.json")
-  write_json(path, job)
+  json.write(path, job)
   os.remove(job.result)
   return path
 end
@@ -170,7 +159,7 @@ end
 
 -- What a process that has ended left: its result, or why there is none.
 local function result_of(child, path)
-  local result = files.exists(path) and read_json(path)
+  local result = files.exists(path) and json.read(path)
   if result and (result.status ~= "ok" or child.code == 0) then return result end
   if child.signal == process.signals.KILL then
     return {status = "killed", reason = "killed by SIGKILL, as the system does when memory runs out"}
@@ -182,7 +171,7 @@ end
 
 -- The result of a process that was stopped as its time was up: what it had by then, if its timed steps were done.
 local function result_in_time(path, reason)
-  local result = files.exists(path) and read_json(path)
+  local result = files.exists(path) and json.read(path)
   if not result or result.status ~= "ok" then return {status = "timed_out", reason = reason} end
   result.reason = "stopped after the timed steps: " .. reason
   return result
@@ -231,7 +220,7 @@ end
 
 -- Writes a candidate's JSON.
 function Benchmark:write_record(candidate)
-  write_json(self:path(candidate, ".json"), self.records[candidate.name])
+  json.write(self:path(candidate, ".json"), self.records[candidate.name])
 end
 
 -- Adds the result of a turn to a candidate's record.
@@ -286,7 +275,7 @@ end
 -- Writes summary.json and summary.md; returns the summary.
 function Benchmark:write_summary()
   local whole = summary.of(self.plan, self.records)
-  write_json(files.join(self.folder, "summary.json"), whole)
+  json.write(files.join(self.folder, "summary.json"), whole)
   files.write(files.join(self.folder, "summary.md"), summary.markdown(whole))
   return whole
 end

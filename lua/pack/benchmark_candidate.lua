@@ -170,10 +170,10 @@ end
 --- What the process does: measures the job in a file, and writes the result to the one that the job names, as soon as
 -- the timed steps are done and again at the end. Raises what went wrong, after the result says so.
 function candidate.main(path)
-  local job = assert(json.decode(assert(files.read(path)), path))
+  local job = assert(json.read(path))
   job.config = config_module.load(job.config)
   local function keep(result)
-    files.write(job.result, json.encode(result, {pretty = true}) .. "\n")
+    json.write(job.result, result)
   end
   local good, result = xpcall(function() return candidate.measure(job, keep) end, function(problem)
     return type(problem) == "string" and debug.traceback(problem, 2) or problem

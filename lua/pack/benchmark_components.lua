@@ -5,6 +5,7 @@
 local native = require "pack.native"
 local ops = require "pack.ops"
 local program = require "pack.program"
+local statistics = require "pack.statistics"
 local tensor = require "pack.tensor"
 
 local components = {}
@@ -13,12 +14,6 @@ local MOST_RUNS, LONGEST_SECONDS = 5, 2
 
 --- The parts in their order.
 components.names = {"compute", "clip", "mix", "optimizer"}
-
-local function median(list)
-  table.sort(list)
-  local half = #list / 2
-  return #list % 2 == 1 and list[half + 0.5] or (list[half] + list[half + 1]) / 2
-end
 
 -- Clipping as operations of their own: norms, the look for values that are not finite, and the clipping.
 local function clip(optimizer, losses, counts)
@@ -71,7 +66,7 @@ local function time(trainer, run)
     seconds[#seconds + 1] = native.C.pk_clock() - began
     total = total + seconds[#seconds]
   until #seconds == MOST_RUNS or total > LONGEST_SECONDS
-  return median(seconds)
+  return statistics.median(seconds)
 end
 
 --- The median seconds of each part over a few runs: {compute, clip, mix, optimizer}. The trainer has taken a step before;

@@ -51,13 +51,6 @@ local function words(option, text, allowed)
   return list
 end
 
-local function copy(x)
-  if type(x) ~= "table" then return x end
-  local result = {}
-  for key, entry in pairs(x) do result[key] = copy(entry) end
-  return result
-end
-
 -- Numbers of workers among which the sequences of a batch can be shared out.
 local function valid_numbers(sequences)
   local list = {}
@@ -85,7 +78,7 @@ function plan.with_workers(base, workers)
       .. "out evenly; --num-models can be %s", training.batch_tokens, sequences, length, workers,
       valid_numbers(sequences))
   end
-  local config = copy(base)
+  local config = config_module.copy(base)
   config.decentralized.num_models = workers
   config.training.micro_batch_size = micro_batch(sequences,
     training.micro_batch_size * base.decentralized.num_models, workers)
@@ -94,7 +87,7 @@ end
 
 -- The configuration that all candidates start from.
 local function base_of(options)
-  local config = copy(options.config)
+  local config = config_module.copy(options.config)
   config.runtime.output_dir = false
   if options.dtype then config.runtime.amp = options.dtype == "amp" end
   if options.topology then

@@ -2,6 +2,7 @@
 local config_module = require "pack.config"
 local json = require "pack.json"
 local progress = require "pack.progress"
+local statistics = require "pack.statistics"
 
 local summary = {}
 
@@ -10,9 +11,7 @@ local MIB = 2 ^ 20
 local function spread(values)
   local sorted = {unpack(values)}
   table.sort(sorted)
-  local half = #sorted / 2
-  return {min = sorted[1], max = sorted[#sorted],
-    median = #sorted % 2 == 1 and sorted[half + 0.5] or (sorted[half] + sorted[half + 1]) / 2}
+  return {min = sorted[1], max = sorted[#sorted], median = statistics.median(sorted)}
 end
 
 -- One field of all repeats.

@@ -136,7 +136,7 @@ end
 
 -- Writes what was found: all trials, and the configuration.
 local function write_results(folder, config, axes)
-  files.write(files.join(folder, "tuning.json"), json.encode({axes = axes}, {pretty = true}) .. "\n")
+  json.write(files.join(folder, "tuning.json"), {axes = axes})
   files.write(files.join(folder, "selected.json"), config_module.encode(config))
 end
 

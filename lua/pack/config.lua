@@ -272,10 +272,11 @@ local function apply_setting(result, setting)
   refuse_unknown(source, key:match("^([^.]+)%."), key:match("%.(.+)$") or key)
 end
 
-local function copy(x)
+--- A copy of a value with all tables in it.
+function config.copy(x)
   if type(x) ~= "table" then return x end
   local result = {}
-  for key, entry in pairs(x) do result[key] = copy(entry) end
+  for key, entry in pairs(x) do result[key] = config.copy(entry) end
   return result
 end
 
@@ -283,7 +284,7 @@ end
 function config.defaults()
   local result = {}
   for _, section in ipairs(schema.sections) do result[section] = {} end
-  for _, row in ipairs(schema.rows) do result[row.section][row.name] = copy(row.default) end
+  for _, row in ipairs(schema.rows) do result[row.section][row.name] = config.copy(row.default) end
   return result
 end
 
@@ -348,7 +349,7 @@ end
 --- The configuration as JSON text, null where a key is off; config.load reads it back to the same.
 function config.encode(resolved)
   local json = require "pack.json"
-  local plain = copy(resolved)
+  local plain = config.copy(resolved)
   for _, row in ipairs(schema.rows) do
     local section = plain[row.section]
     if row.nullable and section[row.name] == false then section[row.name] = json.null end

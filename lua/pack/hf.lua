@@ -65,7 +65,7 @@ local function tokenizer_config(tokenizer, context_length)
 end
 
 local function write_json(folder, name, value)
-  files.write(files.join(folder, name), json.encode(value, {pretty = true}) .. "\n")
+  json.write(files.join(folder, name), value)
 end
 
 local function write_weights(path, model, dtype)

@@ -134,4 +134,16 @@ function json.decode(text, name)
   return value.parse("json", text, name or "JSON")
 end
 
+--- The value in a JSON file, or nil and the message, which names the file.
+function json.read(path)
+  local text, message = require("pack.files").read(path)
+  if not text then return nil, message end
+  return json.decode(text, path)
+end
+
+--- Writes a value into a file, indented, atomically (see files.write).
+function json.write(path, x)
+  require("pack.files").write(path, json.encode(x, {pretty = true}) .. "\n")
+end
+
 return json

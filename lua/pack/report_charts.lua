@@ -1,6 +1,7 @@
 --- Charts of a report: curves of groups of runs against tokens, and maps over N and topology.
 local groups = require "pack.report_groups"
 local plot = require "pack.plot"
+local statistics = require "pack.statistics"
 
 local report_charts = {}
 
@@ -56,7 +57,7 @@ local function mean_curve(curves)
     if k % stride == 0 or k == #xs or k == 1 then
       local values = {}
       for i, curve in ipairs(curves) do values[i] = curve.y[k] end
-      local found = groups.moments(values)
+      local found = statistics.moments(values)
       local at = #mean.x + 1
       mean.x[at], mean.y[at] = xs[k], found.mean
       mean.low[at], mean.high[at] = found.mean - found.std, found.mean + found.std

@@ -1,6 +1,7 @@
 --- What runs have in common and what differs: settings, groups over seeds, means, tables over N and topology.
 local json = require "pack.json"
 local schema = require "pack.schema"
+local statistics = require "pack.statistics"
 local topology = require "pack.topology"
 
 local report_groups = {}
@@ -103,17 +104,6 @@ end
 
 -- Numbers ----------------------------------------------------------------------------------------
 
-local function median(list)
-  local sorted = {}
-  for _, x in ipairs(list) do
-    if x == x then sorted[#sorted + 1] = x end
-  end
-  if #sorted == 0 then return nil end
-  table.sort(sorted)
-  local middle = math.floor((#sorted + 1) / 2)
-  return (sorted[middle] + sorted[#sorted + 1 - middle]) / 2
-end
-
 local function finite(x)
   return type(x) == "number" and x - x == 0 and x or nil
 end
@@ -127,19 +117,9 @@ function report_groups.numbers(run)
   return {
     loss = finite(result.loss), perplexity = finite(result.perplexity), steps = finite(result.steps),
     consensus_distance = finite(result.consensus_distance), best_loss = finite(best.loss),
-    tokens_per_second = finite(result.tokens_per_second) or median(run.steps.tokens_per_second),
+    tokens_per_second = finite(result.tokens_per_second) or statistics.median(run.steps.tokens_per_second),
     memory_bytes = finite(run.steps.memory_bytes[#run.steps.memory_bytes]),
   }
-end
-
---- Mean and sample deviation (over n - 1; nil of one) of numbers: {mean, std, count}, or nil of none.
-function report_groups.moments(list)
-  if #list == 0 then return nil end
-  local sum, squares = 0, 0
-  for _, x in ipairs(list) do sum = sum + x end
-  local mean = sum / #list
-  for _, x in ipairs(list) do squares = squares + (x - mean) ^ 2 end
-  return {mean = mean, std = #list > 1 and math.sqrt(squares / (#list - 1)) or nil, count = #list}
 end
 
 --- By how much one mixing of the run's topology shrinks the distance from the average at least, or nil: the topology
@@ -185,7 +165,7 @@ local function add_statistics(group)
     for _, run in ipairs(group.runs) do
       if run.status == "complete" then list[#list + 1] = run.numbers[name] end
     end
-    group.statistics[name] = report_groups.moments(list)
+    group.statistics[name] = statistics.moments(list)
   end
   for _, run in ipairs(group.runs) do group.complete = group.complete + (run.status == "complete" and 1 or 0) end
 end

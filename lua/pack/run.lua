@@ -165,7 +165,7 @@ local function refuse_closed(self)
 end
 
 local function write_json(folder, name, value)
-  files.write(files.join(folder, name), json.encode(value, {pretty = true}) .. "\n")
+  json.write(files.join(folder, name), value)
 end
 
 -- A run whose folder is claimed: opens its files. lines: how many metrics.jsonl has; step: where it goes on.

@@ -1,8 +1,8 @@
 --- What a sweep found: a row per run, means and deviations over seeds, the best; as JSON, CSV and Markdown.
 local files = require "pack.files"
-local groups_of = require "pack.report_groups"
 local json = require "pack.json"
 local markdown_of = require "pack.report_markdown"
+local figures_of = require "pack.statistics"
 local plan = require "pack.sweep_plan"
 
 local summary = {}
@@ -80,7 +80,7 @@ local function summarize_group(group, names)
       local x = row.result and row.result[name]
       if type(x) == "number" and x - x == 0 then list[#list + 1] = x end
     end
-    statistics[name] = groups_of.moments(list)
+    statistics[name] = figures_of.moments(list)
   end
   local best = best_row(group.rows)
   local complete = 0
@@ -208,7 +208,7 @@ end
 
 --- Writes summary.json, summary.csv and report.md of a summary into the sweep's folder.
 function summary.write(found, folder)
-  files.write(files.join(folder, "summary.json"), json.encode(found, {pretty = true}) .. "\n")
+  json.write(files.join(folder, "summary.json"), found)
   files.write(files.join(folder, "summary.csv"), csv(found))
   files.write(files.join(folder, "report.md"), markdown(found))
 end

@@ -32,17 +32,12 @@ function task.create(folder, planned, recipe)
   }, Task)
 end
 
-local function read_json(path)
-  local text = files.read(path)
-  return text and json.decode(text, path) or nil
-end
-
 --- How far the run is: "running" (another process has it), "failed" (then why), "complete", "interrupted" (it has
 -- a state to continue from, or only the beginnings of a run) or "new". What comes after the training belongs to the
 -- run: it may have failed with a result there. A result that cannot be read is none.
 function Task:status()
   if run.is_locked(self.folder) or not self.held and files.is_locked(self.lock_path) then return "running" end
-  local failed = read_json(self.failed)
+  local failed = json.read(self.failed)
   if failed then return "failed", failed.reason end
   if self:result() then return "complete" end
   return files.exists(self.folder) and "interrupted" or "new"
@@ -58,7 +53,7 @@ end
 
 --- Its result.json, or nil.
 function Task:result()
-  return read_json(files.join(self.folder, "result.json"))
+  return json.read(files.join(self.folder, "result.json"))
 end
 
 -- What "auto" became in the run that is there does not make it another one.
@@ -80,7 +75,7 @@ end
 
 --- Notes why the run failed, which keeps it from being tried again by itself.
 function Task:fail(reason)
-  files.write(self.failed, json.encode({name = self.name, reason = reason}, {pretty = true}) .. "\n")
+  json.write(self.failed, {name = self.name, reason = reason})
 end
 
 -- Puts what a process left that had not saved anything out of the way.
@@ -150,7 +145,7 @@ function Task:note_result(fields)
   local result = self:result()
   if not result then failure.raise(1, self.name .. ": the function of the sweep ended without a result.json") end
   for key, value in pairs(fields) do result[key] = value end
-  files.write(files.join(self.folder, "result.json"), json.encode(result, {pretty = true}) .. "\n")
+  json.write(files.join(self.folder, "result.json"), result)
 end
 
 return task

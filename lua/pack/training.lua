@@ -3,18 +3,12 @@ local failure = require "pack.failure"
 local native = require "pack.native"
 local progress = require "pack.progress"
 local saver = require "pack.saver"
+local statistics = require "pack.statistics"
 
 local C = native.C
 local training = {}
 
 local EXIT_FAILED = 1
-
--- The middle of the numbers of a list, nil of none.
-local function median(list)
-  table.sort(list)
-  local middle = (#list + 1) / 2
-  return #list > 0 and (list[math.floor(middle)] + list[math.ceil(middle)]) / 2 or nil
-end
 
 local function take_steps(trainer, run, options)
   local config = trainer.config
@@ -40,7 +34,7 @@ local function take_steps(trainer, run, options)
     keeper:after_step()
   end
   C.pk_signals_release()
-  trainer.tokens_per_second = median(rates)
+  trainer.tokens_per_second = statistics.median(rates)
   bar:finish()
   keeper:finish()
   if keeper.weights then run:log("weights: %s", keeper.weights) end

@@ -6,6 +6,7 @@
 local json = require "pack.json"
 local options = require "pack.options"
 local plan = require "pack.plan"
+local statistics = require "pack.statistics"
 
 local given = options.parse {
   recipe = "compare", summary = "Compares packlua's training step with the same step in PyTorch.", arg = arg,
@@ -101,13 +102,6 @@ local function candidates()
   return list
 end
 
-local function median(list)
-  local sorted = {unpack(list)}
-  table.sort(sorted)
-  local middle = (#sorted + 1) / 2
-  return #sorted > 0 and (sorted[math.floor(middle)] + sorted[math.ceil(middle)]) / 2 or nil
-end
-
 local output = given.output and assert(io.open(given.output, "w"))
 
 -- Runs a candidate's process; notes its rate, or why there is none.
@@ -131,7 +125,7 @@ local function measure(candidate, round)
     candidate.failure = ("failed (%s): %s"):format(tostring(code), problem)
   else
     candidate.failure = nil
-    local rate = result.targets / median(result.seconds)
+    local rate = result.targets / statistics.median(result.seconds)
     candidate.rates[#candidate.rates + 1], candidate.runs[#candidate.runs + 1] = rate, result
     candidate.latest = {round = round, rate = rate}
   end
@@ -146,8 +140,8 @@ end
 local function best_of(list, wanted)
   local best
   for _, one in ipairs(list) do
-    local rate = wanted(one) and median(one.rates)
-    if rate and (not best or rate > median(best.rates)) then best = one end
+    local rate = wanted(one) and statistics.median(one.rates)
+    if rate and (not best or rate > statistics.median(best.rates)) then best = one end
   end
   return best
 end
@@ -156,7 +150,7 @@ end
 local function takes_part(list, one, round)
   if round == 1 or not one.torch then return true end
   local best = best_of(list, function(other) return other.torch and other.dtype == one.dtype end)
-  return best and not one.failure and median(one.rates) >= 0.75 * median(best.rates)
+  return best and not one.failure and statistics.median(one.rates) >= 0.75 * statistics.median(best.rates)
 end
 
 local list = candidates()
@@ -188,7 +182,7 @@ end
 local function spread(values, format)
   local least, most = math.huge, -math.huge
   for _, x in ipairs(values) do least, most = math.min(least, x), math.max(most, x) end
-  return (format .. " (" .. format .. " to " .. format .. ")"):format(median(values), least, most)
+  return (format .. " (" .. format .. " to " .. format .. ")"):format(statistics.median(values), least, most)
 end
 
 local function is_torch(one) return one.torch end
@@ -218,7 +212,7 @@ for _, one in ipairs(list) do
     local rss = 0
     for _, run in ipairs(one.runs) do rss = math.max(rss, run.peak_rss_mib) end
     print(("| %s | %s | %.1f | %.0f%% | %s | %.0f | %.3f | %s |"):format(one.name, spread(one.rates, "%.0f"),
-      median(last.cpu_seconds), 100 * median(one.rates) * flops_per_target / ceiling / 1e9,
+      statistics.median(last.cpu_seconds), 100 * statistics.median(one.rates) * flops_per_target / ceiling / 1e9,
       #ratios[one] > 0 and spread(ratios[one], "%.2f") or "", rss, last.loss[1], table.concat(remarks, "; ")))
   end
 end

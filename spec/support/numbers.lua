@@ -32,6 +32,13 @@ function numbers.list(count, seed, low, high)
   return list
 end
 
+--- How many elements a shape has.
+function numbers.count(shape)
+  local count = 1
+  for _, extent in ipairs(shape) do count = count * extent end
+  return count
+end
+
 --- A tensor of a shape from a flat list.
 function numbers.tensor(shape, dtype, list, options)
   local made = tensor.zeros(shape, dtype, options)

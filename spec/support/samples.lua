@@ -6,15 +6,9 @@ local numbers = require "spec.support.numbers"
 
 local samples = {}
 
-local function count_of(shape)
-  local count = 1
-  for _, extent in ipairs(shape) do count = count * extent end
-  return count
-end
-
 -- Values of a dtype; whole ones for i32.
 local function floats(draw, shape, dtype, low, high)
-  local values = numbers.list(count_of(shape), draw(1, 1e6), low, high)
+  local values = numbers.list(numbers.count(shape), draw(1, 1e6), low, high)
   if dtype == "i32" then
     for i = 1, #values do values[i] = math.floor(values[i] * 9) end
   end
@@ -24,7 +18,7 @@ end
 -- Whole numbers in 0 .. below-1; with ignored, every fourth or so is -100.
 local function indices(draw, shape, below, ignored)
   local values = {}
-  for i = 1, count_of(shape) do
+  for i = 1, numbers.count(shape) do
     values[i] = ignored and draw(1, 4) == 1 and -100 or draw(0, below - 1)
   end
   return {shape = shape, dtype = "i32", values = values}
