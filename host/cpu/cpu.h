@@ -2,6 +2,7 @@
 #ifndef PK_CPU_H
 #define PK_CPU_H
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 

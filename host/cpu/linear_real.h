@@ -115,7 +115,7 @@ static void NAMED(slopes_tile)(const linear_job *job, int64_t row, int64_t rows,
     }
     NAMED(row_exponentials)(slopes, lse[r], tokens);
     if (targets[r] >= v && targets[r] < v + tokens) slopes[targets[r] - v] -= 1;
-    for (int64_t j = 0; j < tokens; j++) slopes[j] *= g;
+    for (int64_t j = 0; j < tokens; j++) slopes[j] = NAMED(flushed)(slopes[j] * g);
     if (job->rounds) pk_round_to_bf16((float *)slopes, tokens);
   }
 }

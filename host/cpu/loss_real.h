@@ -20,6 +20,6 @@ static void NAMED(row_gradient)(const REAL *restrict row, REAL *restrict grad, i
     memset(grad, 0, (size_t)count * sizeof *grad);
     return;
   }
-  for (int64_t j = 0; j < count; j++) grad[j] = REAL_EXP(row[j] - lse) * g;
+  for (int64_t j = 0; j < count; j++) grad[j] = NAMED(flushed)(REAL_EXP(row[j] - lse) * g);
   grad[target] = (REAL_EXP(row[target] - lse) - 1) * g;
 }
