@@ -1,15 +1,16 @@
 #!/usr/bin/env packlua
 -- Times whole training steps of a preset on made-up tokens, beside the ceiling of this machine:
 --   packlua scripts/bench_step.lua [--config FILE] [--set KEY=VALUE]... [--workers N] [--amp] [--eager] [--steps K]
--- Prints the time before the first operation, each step's seconds and targets per second, the share of the
--- ceiling that the model's floating-point operations make up, and the allocator's peak; with --json one line instead,
--- for scripts/peers/compare.lua.
+-- Prints the time before the first operation, each step's seconds and targets per second, the share that the model's
+-- floating-point operations make up of the ceiling just before and after the step (a virtual machine's speed drifts),
+-- and the allocator's peak; at the end medians; with --json one line instead, for scripts/peers/compare.lua.
 local ceiling = require "pack.ceiling"
 local json = require "pack.json"
 local native = require "pack.native"
 local options = require "pack.options"
 local plan = require "pack.plan"
 local runtime = require "pack.runtime"
+local statistics = require "pack.statistics"
 local trainer = require "pack.trainer"
 local work = require "pack.work"
 
@@ -61,25 +62,42 @@ local function peak_rss()
   end
 end
 
-local best = ceiling.product(context, "f32") / 1e9
+-- A context of its own, whose memory is not the step's.
+local aside = require("pack.context").create {device = context:device(), threads = context:threads()}
+
+-- GFLOP/s of the best large square product at this moment.
+local function measured_ceiling()
+  local found = ceiling.product(aside, "f32") / 1e9
+  aside:trim()
+  return found
+end
+
+local before = measured_ceiling()
 say("%s", context:describe())
 say("%d workers, %s, %s; %.2f s before the first operation; ceiling %.1f GFLOP/s", given.workers,
-  given.amp and "amp" or "f32", given.eager and "eager" or "recorded", started, best)
-local flops, seconds, cpu_seconds, last = work.model_flops(config), {}, {}, nil
+  given.amp and "amp" or "f32", given.eager and "eager" or "recorded", started, before)
+local flops, seconds, cpu_seconds, shares, last = work.model_flops(config), {}, {}, {}, nil
+local best = before
 for i = 1, given.warmup + given.steps do
   local cpu_began = os.clock()
   last = one:step()
+  local cpu_taken, after = os.clock() - cpu_began, measured_ceiling()
+  local share = flops / last.step_seconds / 1e9 / ((before + after) / 2)
   if i > given.warmup then
-    seconds[#seconds + 1], cpu_seconds[#cpu_seconds + 1] = last.step_seconds, os.clock() - cpu_began
+    seconds[#seconds + 1], cpu_seconds[#cpu_seconds + 1], shares[#shares + 1] = last.step_seconds, cpu_taken, share
   end
-  say("step %d: %.2f s, %.0f tok/s, %.1f%% of the ceiling, loss %.4f, peak %.0f MiB", last.step, last.step_seconds,
-    last.tokens_per_second, 100 * flops / last.step_seconds / best / 1e9, last.loss, last.memory_bytes / 2 ^ 20)
+  say("step %d: %.2f s, %.0f tok/s, %.1f%% of the ceiling of %.1f GFLOP/s, loss %.4f, peak %.0f MiB", last.step,
+    last.step_seconds, last.tokens_per_second, 100 * share, (before + after) / 2, last.loss, last.memory_bytes / 2 ^ 20)
+  best, before = math.max(best, after), after
 end
+local typical = statistics.median(seconds)
+say("median: %.2f s, %.0f tok/s, %.1f%% of the ceiling around the step, %.1f%% of the best ceiling, %.1f GFLOP/s", typical,
+  config.training.batch_tokens / typical, 100 * statistics.median(shares), 100 * flops / typical / best / 1e9, best)
 if given.json then
   print((json.encode {peer = "packlua", dtype = given.amp and "bf16" or "f32", compile = not given.eager,
     threads = context:threads(), workers = given.workers, targets = config.training.batch_tokens,
     micro_batch = config.training.micro_batch_size, accumulation = one.accumulation, start_seconds = started,
-    seconds = seconds, cpu_seconds = cpu_seconds, flops = flops, ceiling_gflops = best, peak_rss_mib = peak_rss(),
+    seconds = seconds, cpu_seconds = cpu_seconds, shares = shares, flops = flops, ceiling_gflops = best, peak_rss_mib = peak_rss(),
     peak_mib = last.memory_bytes / 2 ^ 20, loss = last.loss_worker, model = config.model}))
 end
 one:free()

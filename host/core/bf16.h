@@ -22,6 +22,17 @@ static inline uint16_t pk_bf16_from_f32(float value) {
   return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
 }
 
+/* The bf16 nearest to value, as f32: the same as there and back, in lanes of one width. */
+static inline float pk_bf16_rounded(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+  uint32_t quiet = bits | 0x400000u;
+  bits = ((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded) & 0xffff0000u;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
 /* Rounds to f32 by making the last bit odd where bits are lost, so that rounding the result again
  * to fewer bits is as if done at once. */
 static inline float pk_f32_to_odd(double value) {

@@ -65,8 +65,10 @@ static void NAMED(head_forward)(const attention_job *job, int64_t head, void *sc
  */
 static void NAMED(score_gradients)(const attention_job *job, REAL *restrict p, REAL *restrict dp,
                                    int64_t seen, int64_t visible, REAL lse, REAL delta) {
-  NAMED(row_exponentials)(p, lse, seen);
-  for (int64_t j = 0; j < seen; j++) dp[j] = NAMED(flushed)(p[j] * (dp[j] - delta));
+  for (int64_t j = 0; j < seen; j++) {
+    p[j] = NAMED(flushed)(REAL_EXP(p[j] - lse));
+    dp[j] = NAMED(flushed)(p[j] * (dp[j] - delta));
+  }
   memset(p + seen, 0, (size_t)(visible - seen) * sizeof *p);
   memset(dp + seen, 0, (size_t)(visible - seen) * sizeof *dp);
   if (!job->rounds) return;

@@ -7,13 +7,11 @@ static void NAMED(logits_tile)(const linear_job *job, const REAL *x, const REAL 
             job->ld);
 }
 
-/* The sum of e^(logit - top) over a tile's row, top its largest logit. */
-static double NAMED(tile_sum)(const REAL *row, int64_t count, REAL *top) {
-  REAL part[TOKENS];
-  *top = NAMED(row_largest)(row, count);
-  memcpy(part, row, (size_t)count * sizeof *part);
-  NAMED(row_exponentials)(part, *top > -INFINITY ? *top : 0, count);
-  return (double)NAMED(row_sum)(part, count);
+/* A tile's row of logits becomes e^(logit - top); returns top, the largest of them. */
+static REAL NAMED(tile_exponentials)(REAL *row, int64_t count) {
+  REAL top = NAMED(row_largest)(row, count);
+  NAMED(row_exponentials)(row, top > -INFINITY ? top : 0, count);
+  return top;
 }
 
 /* Adds a tile's sum to that of the tiles before it. */
@@ -44,11 +42,10 @@ static void NAMED(forward_block)(const linear_job *job, int64_t worker, int64_t 
         int64_t tile_rows = at_most(rows - r, job->tile_rows);
         NAMED(logits_tile)(job, x + r * job->width, weight, tile_rows, tokens, tile);
       }
-      const REAL *row = tile + r % job->tile_rows * job->ld;
+      REAL *row = tile + r % job->tile_rows * job->ld;
       if (targets[r] >= v && targets[r] < v + tokens) picked[r] = row[targets[r] - v];
-      REAL top;
-      double sum = NAMED(tile_sum)(row, tokens, &top);
-      NAMED(extend_sum)(&tops[r], &sums[r], top, sum);
+      REAL top = NAMED(tile_exponentials)(row, tokens);
+      NAMED(extend_sum)(&tops[r], &sums[r], top, (double)NAMED(row_sum)(row, tokens));
     }
   }
   for (int64_t r = 0; r < rows; r++) lse[r] = (REAL)((double)tops[r] + log(sums[r]));
@@ -61,10 +58,13 @@ static REAL *NAMED(kept_tile)(const linear_job *job, int64_t row, int64_t v) {
   return (REAL *)(void *)job->tiles + tile * job->tile_rows * job->ld;
 }
 
-/* One group of the vocabulary against the chunk's rows: its tiles of logits and their sums. */
+/* One group of the vocabulary against the chunk's rows: its tiles, whose logits become
+ * exponentials, their sums, and the logits of targets among them. */
 static void NAMED(keep_group)(const linear_job *job, int64_t group, void *scratch) {
   int64_t width = job->width, first = group * job->group_tokens, tiles = token_tiles(job);
   int64_t last = at_most(first + job->group_tokens, job->vocabulary);
+  const int32_t *targets = targets_of(job, job->worker) + job->first;
+  double *picked = job->picked + job->worker * job->rows + job->first;
   REAL *weight_scratch = (REAL *)scratch + job->tile_rows * job->ld;
   for (int64_t v = first; v < last; v += job->tokens) {
     int64_t tokens = at_most(last - v, job->tokens);
@@ -75,47 +75,48 @@ static void NAMED(keep_group)(const linear_job *job, int64_t group, void *scratc
       REAL *tile = NAMED(kept_tile)(job, r, v);
       NAMED(logits_tile)(job, (const REAL *)job->x_chunk + r * width, weight, rows, tokens, tile);
       for (int64_t i = 0; i < rows; i++) {
-        int64_t place = (r + i) * tiles + v / job->tokens;
-        job->sums[place] = NAMED(tile_sum)(tile + i * job->ld, tokens, (REAL *)job->tops + place);
+        REAL *row = tile + i * job->ld;
+        int64_t target = targets[r + i], place = (r + i) * tiles + v / job->tokens;
+        if (target >= v && target < v + tokens) picked[r + i] = row[target - v];
+        ((REAL *)job->tops)[place] = NAMED(tile_exponentials)(row, tokens);
+        job->sums[place] = (double)NAMED(row_sum)(row, tokens);
       }
     }
   }
 }
 
-/* log-sum-exp and target logit of some of the chunk's rows. */
+/* log-sum-exp of some of the chunk's rows. */
 static void NAMED(join_sums)(const linear_job *job, int64_t row, int64_t rows) {
-  int64_t tiles = token_tiles(job), start = job->first;
-  const int32_t *targets = targets_of(job, job->worker) + start;
-  REAL *lse = (REAL *)pk_tensor_data(job->lse) + job->worker * job->lse->stride + start;
-  double *picked = job->picked + job->worker * job->rows + start;
+  int64_t tiles = token_tiles(job);
+  REAL *lse = (REAL *)pk_tensor_data(job->lse) + job->worker * job->lse->stride + job->first;
   for (int64_t r = row; r < row + rows; r++) {
     REAL top = -INFINITY;
     double sum = 0;
     for (int64_t tile = r * tiles; tile < (r + 1) * tiles; tile++)
       NAMED(extend_sum)(&top, &sum, ((const REAL *)job->tops)[tile], job->sums[tile]);
     lse[r] = (REAL)((double)top + log(sum));
-    if (targets[r] == PK_IGNORED) continue;
-    const REAL *logits = NAMED(kept_tile)(job, r, targets[r]) + r % job->tile_rows * job->ld;
-    picked[r] = logits[targets[r] % job->tokens];
   }
 }
 
-/* A tile of logits, from chunk row `row` and token v on, becomes (softmax - onehot) g. */
+/* A tile from chunk row `row` and token v on becomes (softmax - onehot) g, its e^(logit - top)
+ * times e^(top - lse) g. Tiles that were not kept hold logits still. */
 static void NAMED(slopes_tile)(const linear_job *job, int64_t row, int64_t rows, int64_t v,
                                int64_t tokens, REAL *restrict tile) {
   const int32_t *targets = targets_of(job, job->worker) + job->first + row;
   const REAL *lse =
       (const REAL *)pk_tensor_data(job->lse) + job->worker * job->lse->stride + job->first + row;
   REAL g = ((const REAL *)pk_tensor_data(job->g))[job->worker * job->g->stride];
+  const REAL *tops = (const REAL *)job->tops + row * token_tiles(job) + v / job->tokens;
   for (int64_t r = 0; r < rows; r++) {
     REAL *restrict slopes = tile + r * job->ld;
     if (targets[r] == PK_IGNORED) {
       memset(slopes, 0, (size_t)tokens * sizeof *slopes);
       continue;
     }
-    NAMED(row_exponentials)(slopes, lse[r], tokens);
-    if (targets[r] >= v && targets[r] < v + tokens) slopes[targets[r] - v] -= 1;
-    for (int64_t j = 0; j < tokens; j++) slopes[j] = NAMED(flushed)(slopes[j] * g);
+    REAL top = job->tiles ? tops[r * token_tiles(job)] : NAMED(tile_exponentials)(slopes, tokens);
+    REAL factor = REAL_EXP(top - lse[r]) * g;
+    for (int64_t j = 0; j < tokens; j++) slopes[j] = NAMED(flushed)(slopes[j] * factor);
+    if (targets[r] >= v && targets[r] < v + tokens) slopes[targets[r] - v] -= g;
     if (job->rounds) pk_round_to_bf16((float *)slopes, tokens);
   }
 }

@@ -15,7 +15,7 @@ static inline void pk_widen(const uint16_t *restrict from, float *restrict to, i
 
 /* Rounds f32 values to the nearest that bf16 has. */
 static inline void pk_round_to_bf16(float *restrict values, int64_t count) {
-  for (int64_t i = 0; i < count; i++) values[i] = pk_bf16_to_f32(pk_bf16_from_f32(values[i]));
+  for (int64_t i = 0; i < count; i++) values[i] = pk_bf16_rounded(values[i]);
 }
 
 /* The element at offset of an f64 or f32 tensor's data; for bf16, count of them widened into
