@@ -93,7 +93,7 @@ const char *pk_context_device(const pk_context *context);
 const char *pk_context_isa(const pk_context *context);
 int64_t pk_context_threads(const pk_context *context);
 
-/* 1 if the device multiplies bf16 matrices in hardware: what amp=auto goes by. */
+/* 1 if the device multiplies bf16 matrices faster than f32 ones: what amp=auto goes by. */
 int pk_context_has_bf16(const pk_context *context);
 
 /* "cudnn" or "flash": what computes attention of bf16 operands. */

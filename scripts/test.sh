@@ -108,6 +108,9 @@ if [[ $(uname -m) == x86_64 ]]; then
     PACKLUA_ISA=v3 ONEDNN_MAX_CPU_ISA=AVX2 PACKLUA_PRODUCTS=primitives \
       specs "arithmetic of AVX2, by primitives" build/packlua "${arithmetic[@]}"
   fi
+  if grep -qw avx512_bf16 /proc/cpuinfo; then
+    PACKLUA_PRODUCTS=primitives specs "arithmetic by bf16 instructions" build/packlua "${arithmetic[@]}"
+  fi
 else
   PACKLUA_PRODUCTS=primitives specs "arithmetic by primitives" build/packlua "${arithmetic[@]}"
 fi

@@ -160,6 +160,20 @@ describe("attention", function()
     end
   end)
 
+  -- The second position gives e^-90 of its attention to the first, a subnormal number of f32.
+  it("makes no subnormal weights, which some processors are slow at #cpu", function()
+    local q = numbers.tensor({1, 1, 2, 1, 1}, "f32", {1, 1})
+    local k = numbers.tensor({1, 1, 2, 1, 1}, "f32", {-90, 0})
+    local v = numbers.tensor({1, 1, 2, 1, 1}, "f32", {1, 0})
+    local o, lse = ops.attention(q, k, v, {scale = 1})
+    numbers.assert_same({1, 0}, o)
+    local g = numbers.tensor({1, 1, 2, 1, 1}, "f32", {0, 1})
+    local q_grad, k_grad, v_grad = ops.attention_grad(g, q, k, v, o, lse, {scale = 1})
+    numbers.assert_same({0, 0}, q_grad)
+    numbers.assert_same({0, 0}, k_grad)
+    numbers.assert_same({0, 1}, v_grad)
+  end)
+
   it("gives the same bits at any number of threads #threads", function()
     for _, dtype in ipairs {"f64", "f32", "bf16"} do
       numbers.assert_same_at_threads(function(options)

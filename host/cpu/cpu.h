@@ -70,7 +70,7 @@ bool pk_cpu_primitive_gemm(const pk_product *product, const void *a, const void 
  * dtypes under PACKLUA_PRODUCTS=primitives, which is how specs reach that code on any machine. */
 bool pk_cpu_uses_primitives(int dtype);
 
-/* Whether processor and library multiply bf16 in hardware. */
+/* Whether processor and library multiply bf16 faster than f32. */
 bool pk_cpu_has_bf16(void);
 
 /* Once in each thread before it calls a library that could start a team of its own (cpu/blas.c). */

@@ -250,7 +250,7 @@ static bool has_bf16_tiles(void) {
 
 /* Whether the processor multiplies bf16 pairs faster than it does f32 numbers. Intel's do by tiles
  * alone: their vector instruction for it takes two cycles where two f32 ones take one (measured:
- * half the f32 rate on a Sapphire Rapids whose tiles a virtual machine hides). The instruction sets
+ * half the f32 rate on an Emerald Rapids whose tiles a virtual machine hides). The instruction sets
  * that PACKLUA_ISA can ask for are all without. */
 static bool processor_has_bf16(void) {
   const char *set = getenv("PACKLUA_ISA");

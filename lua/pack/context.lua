@@ -109,7 +109,7 @@ function Context:threads()
   return tonumber(C.pk_context_threads(context.handle_of(self)))
 end
 
---- Whether the device multiplies bf16 matrices in hardware.
+--- Whether the device multiplies bf16 matrices faster than f32 ones.
 function Context:has_bf16()
   return C.pk_context_has_bf16(context.handle_of(self)) ~= 0
 end

@@ -38,7 +38,7 @@ end
 
 --- Opens the device that a resolved configuration asks for and makes it the default. What "auto" and
 -- options of this build mean is written into config.runtime, so that resolved.json says what was run:
--- device, amp (true only where the device multiplies bf16 in hardware) and attention. Returns the context
+-- device, amp (true only where the device multiplies bf16 faster than f32) and attention. Returns the context
 -- and a list of remarks for the log.
 function runtime.open(config)
   local settings, remarks = config.runtime, {}
@@ -49,7 +49,7 @@ function runtime.open(config)
   if settings.amp == "auto" then
     settings.amp = opened:has_bf16()
     if not settings.amp then
-      remarks[#remarks + 1] = "amp: f32, as this device has no bf16 products in hardware"
+      remarks[#remarks + 1] = "amp: f32, as this device has no faster bf16 products"
     end
   end
   if settings.attention == "auto" then settings.attention = chosen_attention(config, opened) end
