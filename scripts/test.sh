@@ -46,14 +46,18 @@ check() {
 launcher=()
 if setarch "$(uname -m)" -R true 2> /dev/null; then launcher=(setarch "$(uname -m)" -R); fi
 
-# specs NAME PROGRAM ARGUMENTS...: busted under PROGRAM; every case counts.
-specs() {
-  local name=$1 program=$2 code=0 good bad pending
+# busted_under COUNTS PROGRAM ARGUMENTS...: its cases, their numbers left in the file COUNTS.
+busted_under() {
+  local counts=$1 program=$2
   shift 2
-  echo "== $name"
-  rm -f "$folder/counts"
-  PACKLUA_COUNTS=$folder/counts "${launcher[@]}" "$program" spec/support/busted.lua "$@" || code=$?
-  if ! read -r good bad pending 2> /dev/null < "$folder/counts"; then
+  rm -f "$counts"
+  PACKLUA_COUNTS=$counts "${launcher[@]}" "$program" spec/support/busted.lua "$@"
+}
+
+# tally NAME COUNTS CODE: counts the cases of a busted that ended with CODE.
+tally() {
+  local name=$1 code=$3 good bad pending
+  if ! read -r good bad pending 2> /dev/null < "$2"; then
     good=0 bad=0 pending=0
     echo "test.sh: $name ended with exit code $code before its end"
   fi
@@ -61,6 +65,34 @@ specs() {
   if [[ $code != 0 && $bad == 0 ]]; then bad=1; fi
   passed=$((passed + good)) failed=$((failed + bad)) skipped=$((skipped + pending))
   if [[ $bad != 0 ]]; then failures+=("$name"); fi
+}
+
+# specs NAME PROGRAM ARGUMENTS...: busted under PROGRAM; every case counts.
+specs() {
+  local name=$1 code=0
+  shift
+  echo "== $name"
+  busted_under "$folder/counts" "$@" || code=$?
+  tally "$name" "$folder/counts" "$code"
+}
+
+# halves NAME PROGRAM ARGUMENTS...: the same of all spec files, every second one in a process beside, whose output
+# comes last: where instrumented code is slow and mostly on one thread.
+halves() {
+  local name=$1 code=0 files=(spec/*_spec.lua) one=() other=() i beside
+  shift
+  for i in "${!files[@]}"; do
+    if ((i % 2 == 0)); then one+=("${files[i]}"); else other+=("${files[i]}"); fi
+  done
+  echo "== $name"
+  busted_under "$folder/beside" "$@" "${other[@]}" > "$folder/output" 2>&1 &
+  beside=$!
+  busted_under "$folder/counts" "$@" "${one[@]}" || code=$?
+  tally "$name" "$folder/counts" "$code"
+  code=0
+  wait "$beside" || code=$?
+  cat "$folder/output"
+  tally "$name" "$folder/beside" "$code"
 }
 
 # build_with PRESET: invoked through check.
@@ -125,7 +157,7 @@ check "C for aarch64" scripts/aarch64_check.sh
 # ordinary failure. Leaks are watched by the specs themselves: LuaJIT's memory is closed to LSan.
 export UBSAN_OPTIONS=print_stacktrace=1:exitcode=99
 if check "asan build" build_with asan; then
-  ASAN_OPTIONS=detect_leaks=0:exitcode=99 PACKLUA_TEST_CASES=2 specs "specs under ASan and UBSan" build-asan/packlua --exclude-tags=slow
+  ASAN_OPTIONS=detect_leaks=0:exitcode=99 PACKLUA_TEST_CASES=2 halves "specs under ASan and UBSan" build-asan/packlua --exclude-tags=slow
 fi
 if check "tsan build" build_with tsan; then
   TSAN_OPTIONS=exitcode=99:halt_on_error=1:ignore_noninstrumented_modules=1 \
