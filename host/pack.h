@@ -78,6 +78,8 @@ typedef struct pk_context_options {
   int64_t forecast;      /* 1: account for memory without taking it; operations compute nothing */
   int64_t deterministic; /* 1: choose nothing by its speed, so that every run has the same bits */
   int64_t attention;     /* a pk_attention */
+  const char *without;   /* names of operations, separated by spaces, that are as if the device had
+                            no kernel for them; NULL: none */
 } pk_context_options;
 
 pk_context_options pk_context_defaults(void);

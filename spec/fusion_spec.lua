@@ -1,4 +1,5 @@
 -- Operations that do what several do, to the same bits, and the passes that put them into recorded programs.
+local context = require "pack.context"
 local numbers = require "spec.support.numbers"
 local ops = require "pack.ops"
 local program = require "pack.program"
@@ -270,6 +271,30 @@ describe("a recorded program", function()
     end)
     assert.equal(0, one:memory().merged)
     one:free()
+  end)
+
+  it("has the operations one by one where the device has no kernel for the fused ones", function()
+    local default = context.default()
+    local lacking = context {without = {"add_rmsnorm", "linear_cross_entropy_step"}}
+    for _, own in ipairs {default, lacking} do
+      context.set_default(own)
+      local a, b, weight = made({2, 40, 8}, "f32", 1), made({2, 40, 8}, "f32", 2), made({2, 8}, "f32", 3)
+      local loss = head(function() return tensor.ones({2}, "f32") end)
+      local one = recorded(function()
+        return (ops.rmsnorm(ops.add(a, b), weight, {eps = 1e-3})), loss()
+      end)
+      local fused = own == lacking and 0 or 1
+      assert.same({fused, fused, fused},
+        {count_of(one, "add_rmsnorm"), count_of(one, "linear_cross_entropy_step"), one:memory().merged})
+      one:free()
+    end
+    context.set_default(default)
+    local x = tensor.ones({1, 1, 4}, "f32", {context = lacking})
+    numbers.assert_refused("add_rmsnorm is not available on device cpu", ops.add_rmsnorm, x, x,
+      tensor.ones({1, 4}, "f32", {context = lacking}), {eps = 0})
+    assert.same({4}, numbers.flat(ops.sum(x)))
+    collectgarbage()
+    lacking:close()
   end)
 
   it("puts results in the place of inputs that are used up, and only these", function()

@@ -86,10 +86,11 @@ describe("a device context", function()
 
   it("refuses devices, options and numbers that are not possible", function()
     refused("device 'tpu' is not known", context, {device = "tpu"})
-    refused("unknown option 'thread'; known: attention, deterministic, device, forecast, memory_limit_mib, threads",
+    refused("unknown option 'thread'; known: attention, deterministic, device, forecast, memory_limit_mib, threads, without",
       context, {thread = 1})
     refused("attention is auto, cudnn or flash, not 'fast'", context, {attention = "fast"})
     refused("attention by cuDNN is not available on device 'cpu'", context, {attention = "cudnn"})
+    refused("there is no operation 'rmsnor' to do without", context, {without = {"add", "rmsnor"}})
     refused("threads is a string", context, {threads = "2"})
     refused("memory_limit_mib is -1", context, {memory_limit_mib = -1})
     refused("threads 5000", context, {threads = 5000})

@@ -50,6 +50,21 @@ static pk_status check_attention(const pk_context_options *options, const pk_dev
                  options->device);
 }
 
+/* Notes the operations that the context is to do without. */
+static pk_status leave_out(pk_context *context, const char *names) {
+  for (names += strspn(names, " "); *names; names += strspn(names, " ")) {
+    int length = (int)strcspn(names, " "), op = 0;
+    while (op < PK_OP_COUNT && (strncmp(pk_op_describe(op)->name, names, (size_t)length) != 0 ||
+                                pk_op_describe(op)->name[length]))
+      op++;
+    if (op == PK_OP_COUNT)
+      return pk_fail(PK_INVALID, "there is no operation '%.*s' to do without", length, names);
+    context->without[op] = true;
+    names += length;
+  }
+  return PK_OK;
+}
+
 pk_status pk_context_create(pk_context **context, const pk_context_options *options) {
   if (options->memory_limit < 0) {
     return pk_fail(PK_INVALID, "memory limit %lld bytes is negative",
@@ -57,7 +72,8 @@ pk_status pk_context_create(pk_context **context, const pk_context_options *opti
   }
   pk_context *created = calloc(1, sizeof *created);
   if (!created) return pk_fail(PK_NO_MEMORY, "no host memory for a context");
-  pk_status status = open_device(options, &created->device);
+  pk_status status = options->without ? leave_out(created, options->without) : PK_OK;
+  if (status == PK_OK) status = open_device(options, &created->device);
   if (status == PK_OK) {
     status = check_attention(options, created->device);
     if (status != PK_OK) created->device->destroy(created->device);

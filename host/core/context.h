@@ -19,10 +19,11 @@ struct pk_context {
   pk_memory memory;
   int64_t pressure; /* bytes taken since the collector last ran */
   pk_free_block *free_blocks[PK_SIZE_CLASSES];
-  bool forecast;         /* memory is counted, not taken, and nothing is computed */
-  pk_program *recording; /* the program that operations go to, or NULL */
-  pk_trace *trace;       /* what notes the operations that run, or NULL */
-  int phase;             /* what operations are for at present: see pk_phase_enter */
+  bool forecast;             /* memory is counted, not taken, and nothing is computed */
+  pk_program *recording;     /* the program that operations go to, or NULL */
+  pk_trace *trace;           /* what notes the operations that run, or NULL */
+  int phase;                 /* what operations are for at present: see pk_phase_enter */
+  bool without[PK_OP_COUNT]; /* operations that are as if the device had no kernel for them */
   char description[256];
 };
 
@@ -49,6 +50,9 @@ void pk_storage_release(pk_storage *storage);
 
 /* Gives a planned storage its place in the slab, of which it takes a share. */
 void pk_storage_place(pk_storage *storage, pk_storage *slab);
+
+/* Whether the context's device has a kernel for an operation. */
+bool pk_op_available(const pk_context *context, int op);
 
 void pk_context_retain(pk_context *context);
 void pk_context_release(pk_context *context);

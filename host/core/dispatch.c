@@ -205,10 +205,14 @@ static pk_status share(pk_call *call, const pk_shape *shape) {
   return pk_tensor_view(input, &call->outputs[0], shape->rank, shape->extents, stride, 0);
 }
 
+bool pk_op_available(const pk_context *context, int op) {
+  return context->device->kernels[op] && !context->without[op];
+}
+
 static pk_status check_available(const pk_call *call, const pk_op_info *info) {
-  const pk_device *device = call->context->device;
-  if (device->kernels[call->op]) return PK_OK;
-  return pk_fail(PK_UNSUPPORTED, "%s is not available on device %s", info->name, device->name);
+  if (pk_op_available(call->context, call->op)) return PK_OK;
+  return pk_fail(PK_UNSUPPORTED, "%s is not available on device %s", info->name,
+                 call->context->device->name);
 }
 
 static pk_status record(const pk_call *call, const pk_op_info *info) {

@@ -125,8 +125,9 @@ static pk_status join(const pk_recorded *addition, const pk_recorded *norm, pk_r
   return pk_recorded_create(&call, joined);
 }
 
-pk_status pk_fuse_additions(pk_recorded_list *list, int64_t *fused) {
+pk_status pk_fuse_additions(const pk_context *context, pk_recorded_list *list, int64_t *fused) {
   pk_status status = PK_OK;
+  if (!pk_op_available(context, PK_OP_add_rmsnorm)) return PK_OK;
   for (int64_t i = 0; i < list->count && status == PK_OK; i++) {
     if (list->entries[i]->call.op != PK_OP_rmsnorm) continue;
     int64_t addition = find_addition(list, i);

@@ -131,9 +131,10 @@ static pk_status merge_pair(pk_recorded_list *list, int64_t first, int64_t last,
   return status;
 }
 
-pk_status pk_merge_gradients(pk_recorded_list *list, int64_t *merged) {
+pk_status pk_merge_gradients(const pk_context *context, pk_recorded_list *list, int64_t *merged) {
   pk_status status = PK_OK;
   for (size_t f = 0; f < sizeof forms / sizeof *forms; f++) {
+    if (!pk_op_available(context, forms[f].both)) continue;
     for (int64_t i = 0; i < list->count && status == PK_OK; i++) {
       if (list->entries[i]->call.op != forms[f].forward) continue;
       int64_t last = find_gradient(list, i, forms[f].gradient);

@@ -19,7 +19,7 @@ Context.__index = Context
 local default
 
 local known = {device = "string", threads = "number", memory_limit_mib = "number", forecast = "boolean",
-  deterministic = "boolean", attention = "string"}
+  deterministic = "boolean", attention = "string", without = "table"}
 
 local attentions = {auto = C.PK_ATTENTION_AUTO, cudnn = C.PK_ATTENTION_CUDNN, flash = C.PK_ATTENTION_FLASH}
 
@@ -27,7 +27,7 @@ local function check_options(options)
   for name, value in pairs(options) do
     if not known[name] then
       caller.raise("context: unknown option '%s'; known: attention, deterministic, device, forecast, "
-        .. "memory_limit_mib, threads", tostring(name))
+        .. "memory_limit_mib, threads, without", tostring(name))
     end
     if type(value) ~= known[name] then
       caller.raise("context: %s is a %s, not a %s", name, type(value), known[name])
@@ -44,7 +44,8 @@ end
 --- Opens a device. options: device ("cpu"), threads (0: one per core), memory_limit_mib (0: what is
 -- available), forecast (true: account for memory without taking it; operations compute nothing), deterministic
 -- (true: choose nothing by its speed, so that every run has the same bits), attention (what computes attention of bf16
--- operands: "auto", "cudnn" or "flash", the device's own kernels).
+-- operands: "auto", "cudnn" or "flash", the device's own kernels), without (a list of operations' names that are as if
+-- the device had no kernel for them, to see what a fused one brings).
 -- Errors: a device that is not there, a number out of range.
 function context.create(options)
   options = options or {}
@@ -57,6 +58,8 @@ function context.create(options)
   settings.forecast = options.forecast and 1 or 0
   settings.deterministic = options.deterministic and 1 or 0
   settings.attention = attentions[options.attention or "auto"]
+  local without = table.concat(options.without or {}, " ")
+  settings.without = without
   local made = ffi.new("pk_context *[1]")
   if C.pk_context_create(made, settings) ~= 0 then
     caller.raise("%s", ffi.string(C.pk_error_message()))
