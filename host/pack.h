@@ -271,8 +271,11 @@ typedef enum pk_recompute {
 pk_status pk_program_end(pk_program *program, const pk_tensor *const *results, int64_t n_results,
                          int recompute);
 
-/* Runs the operations in order; the first run takes the planned memory. From the second run on a
- * device that has graphs launches all of them as one. */
+/* Takes the planned memory, once. After PK_NO_MEMORY it may be tried again. */
+pk_status pk_program_prepare(pk_program *program);
+
+/* Runs the operations in order, after pk_program_prepare. From the second run on a device that has
+ * graphs launches all of them as one. */
 pk_status pk_program_run(pk_program *program);
 
 /* Why a device that has graphs made none of the program, which is then run operation by operation;

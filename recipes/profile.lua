@@ -19,9 +19,10 @@ local options = pack.options.parse {
 local config = options.config
 if options.eager then config.runtime.compile = false end
 
-local context = pack.runtime.open(config)
+local context, remarks = pack.runtime.open(config)
 local run = pack.run.create {recipe = "profile", output = options.output, config = config, context = context}
 run:log("%s", context:describe())
+for _, remark in ipairs(remarks) do run:log("%s", remark) end
 
 -- What this machine can do at most: the best large square product, and copying.
 local ceilings = pack.ceiling.measure(context)

@@ -107,7 +107,8 @@ describe("the device that is chosen", function()
     folder = helper.temporary()
     local own = helper.program:match "^(.*)/"
     helper.run(("mkdir %s/with %s/without && for d in with without; do cp %s/packlua %s/packlua.home %s/$d; done; "
-      .. "cp %s/libpackemu.so %s/with/libpackcuda.so"):format(folder, folder, own, own, folder, own, folder))
+      .. "cp %s/libpackemu.so %s/with/libpackcuda.so && ln -s libpackcuda.so %s/with/libpackemu.so"):format(folder, folder,
+        own, own, folder, own, folder, folder))
   end)
   teardown(function() helper.remove(folder) end)
 
@@ -129,6 +130,41 @@ describe("the device that is chosen", function()
       local config = require("pack.config").load("configs/tiny.lua", {"runtime.amp=false"})
       local opened = require("pack.runtime").open(config)
       print(opened:device(), config.runtime.device)]]))
+  end)
+
+  -- What makes a GPU unusable, and what is said of it.
+  local unusable = {
+    {"emu.pretend {driver = 0}", "there is no NVIDIA driver on this machine"},
+    {"emu.pretend {driver = 12040}", "the driver is too old: it supports CUDA up to 12.4, this build needs "},
+    {"emu.pretend {devices = 0}", "the driver shows no GPU"},
+    {"emu.pretend {sm = 75}", "emulated GPU is an sm_75: this build has kernels for sm_ 80 90 100 and newer"},
+    {"emu.fail('cudaFuncGetAttributes', emu.errors.no_kernel)",
+      "opening the device: this build has no kernels for the device's architecture (cudaErrorNoKernelImageForDevice)"},
+    {"emu.pretend {left = 0}", "pinned memory for copies: the device has no memory left (cudaErrorMemoryAllocation)"},
+    {"emu.fail('cudaStreamCreateWithFlags', emu.errors.illegal_address)", "The device is lost to this process"},
+  }
+
+  it("by auto where the GPU cannot be used is the CPU, with the reason, and asked for by name a usage error", function()
+    for _, case in ipairs(unusable) do
+      local out = printed("with", ([[
+        local emu = require "spec.support.emu"
+        local pack = require "pack"
+        local function try(device)
+          emu.repair()
+          %s
+          local config = pack.config.load("configs/tiny.lua", {"runtime.amp=false", "runtime.device=" .. device})
+          local good, opened, remarks = pcall(pack.runtime.open, config)
+          if good then print(opened:device(), config.runtime.device, #remarks, remarks[1], pack.tensor.full({2}, 3):totable()[2])
+          else print(opened.exit, opened.message) end
+        end
+        try "auto"
+        try "cuda"]]):format(case[1]))
+      local first, second = out:match "^(.-)\n(.*)\n$"
+      assert.matches("^cpu\tcpu\t1\tdevice: cpu, as device 'cuda", first)
+      assert.matches("^2\tdevice 'cuda': ", second)
+      assert.matches("\t3$", first)
+      for _, line in ipairs {first, second} do assert.matches(case[2], line, 1, true) end
+    end
   end)
 
   it("where none is named is PACKLUA_DEVICE, or the CPU", function()
@@ -178,6 +214,24 @@ describe("a failure of the CUDA device", function()
     assert.same({2, 4, 6}, numbers.flat(ops.add(kept, kept)))
     local most = tensor.zeros({8 * MIB}, "f32", {context = own})
     assert.equal(0, ops.sum(most):item())
+  end)
+
+  it("to give memory leaves the prompt usable", function()
+    local folder = helper.temporary()
+    helper.write(folder .. "/input", [[
+      emu = require "spec.support.emu"
+      own = pack.context.set_default(pack.context {device = "emu", memory_limit_mib = 4096})
+      kept = pack.full({3}, 2)
+      emu.pretend {left = 64 * 2 ^ 20}
+      pack.zeros {160 * 2 ^ 20}
+      pack.matmul(kept:view {shape = {3, 1}}, kept:view {shape = {1, 3}}):totable()[3][3]
+      pack.zeros({8 * 2 ^ 20}):sum():item()
+    ]])
+    local code, out, err = helper.run(("packlua -i < %s/input"):format(folder))
+    helper.remove(folder)
+    assert.equal(0, code)
+    assert.matches("^packlua: .-out of memory: 640.0 MiB more for activations is more than emu has left; in use: [^\n]*\n", err)
+    assert.equal("4\n0\n", out)
   end)
 
   it("to give memory at once is made good by what waits to be used again", function()

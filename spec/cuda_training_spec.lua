@@ -189,6 +189,34 @@ describe("a recorded step of training", function()
   end)
 end)
 
+describe("a step that the device has no memory for", function()
+  helper.watch()
+  after_each(emu.repair)
+
+  it("says what is in use, changes nothing, and can be taken when there is memory, or with less", function()
+    local expected = losses(create(device, {"training.micro_batch_size=4"}), 2)
+    collectgarbage()
+    local own = context {device = "emu", deterministic = true, memory_limit_mib = 4096}
+    local one = create(own, {"training.micro_batch_size=4"})
+    local before, slab, held = state(one), one:recorded():memory().slab, own:memory().reserved
+    emu.pretend {left = math.floor(slab / 2)}
+    for _ = 1, 2 do
+      local good, message = pcall(one.step, one)
+      assert.is_false(good)
+      assert.matches("the slab of a recorded program: out of memory: %d+%.%d MiB more for activations is more than emu "
+        .. "has left; in use: .*parameters", tostring(message))
+    end
+    assert.same(before, state(one))
+    emu.repair()
+    assert.same(expected, losses(one, 2))
+    one:free()
+    emu.pretend {left = held + math.floor(slab / 2)}
+    local small = create(own, {"training.micro_batch_size=1"})
+    for i, loss in ipairs(losses(small, 2)) do assert.is_true(math.abs(loss - expected[i]) <= 1e-6 * expected[i]) end
+    small:free()
+  end)
+end)
+
 describe("recipes on emu #slow", function()
   local folder
   setup(function() folder = helper.temporary() end)

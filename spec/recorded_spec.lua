@@ -108,6 +108,19 @@ describe("a compiled function", function()
     assert.same({-1, -2}, y:totable())
   end)
 
+  it("takes the memory of those that nobody holds any more", function()
+    local own = context {memory_limit_mib = 3}
+    for k = 1, 4 do
+      local one = program.record(function()
+        return ops.sum(ops.exp(ops.fill {shape = {2 ^ 18}, value = 0, dtype = "f64", context = own}))
+      end, {}, own)
+      one:run()
+      assert.equals(2 ^ 18, one.results[1]:item(), k)
+    end
+    collectgarbage()
+    own:close()
+  end)
+
   it("says which operation failed when it runs", function()
     local weight = tensor.zeros({1, 4, 2}, "f32")
     local f = program.compile(function(ids) return ops.embedding(weight, ids) end)

@@ -198,12 +198,16 @@ static pk_status take_slab(pk_program *program) {
   return PK_OK;
 }
 
-pk_status pk_program_run(pk_program *program) {
+pk_status pk_program_prepare(pk_program *program) {
   if (program->recording) return pk_fail(PK_INVALID, "the program is still being recorded");
   if (program->context->recording) {
     return pk_fail(PK_INVALID, "a program cannot be run while another is recorded");
   }
-  pk_status status = take_slab(program);
+  return take_slab(program);
+}
+
+pk_status pk_program_run(pk_program *program) {
+  pk_status status = pk_program_prepare(program);
   for (int64_t w = 0; w < program->n_written && status == PK_OK; w++) program->written[w]->writes++;
   if (program->context->forecast && !program->context->trace) return status;
   if (status != PK_OK) return status;

@@ -61,7 +61,8 @@ end
 local function prepare(job, result)
   local config = job.config
   config.runtime.compile = job.execution == "compiled"
-  local context = runtime.open(config)
+  local context, remarks = runtime.open(config)
+  for _, remark in ipairs(remarks) do print(remark) end
   local opened = job.data == "cache" and data.open(config)
   local trainer = trainer_module.create(config, {context = context, train = opened and opened.train,
     dtype = job.dtype == "f64" and "f64" or nil})

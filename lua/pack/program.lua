@@ -58,7 +58,7 @@ function program.record(fn, inputs, device, options)
   local handle, level = context.handle_of(device), level_of(options)
   local made = ffi.new("pk_program *[1]")
   check_ok(C.pk_program_begin(handle, made))
-  local self = setmetatable({handle = ffi.gc(made[0], C.pk_program_free), inputs = inputs}, Program)
+  local self = setmetatable({handle = ffi.gc(made[0], C.pk_program_free), inputs = inputs, context = handle}, Program)
   dispatch.recording = true
   local outcome = {pcall(fn, unpack(inputs))}
   dispatch.recording = false
@@ -82,6 +82,10 @@ end
 -- outside, other than gradients, is written whole or, when ^C interrupts it, not at all.
 function Program:run()
   if not self.handle then caller.raise("the program was freed") end
+  if not self.prepared then
+    dispatch.attempt(self.context, function() return C.pk_program_prepare(self.handle) end)
+    self.prepared = true
+  end
   local status = C.pk_program_run(self.handle)
   if status == C.PK_INTERRUPTED then failure.interrupted() end
   check_ok(status)

@@ -26,14 +26,33 @@ local function chosen_attention(config, opened)
   return fits and opened:attention() or "flash"
 end
 
+-- A context of settings on a device of that name, or nil and why there is none.
+local function try_device(settings, name)
+  local good, opened = pcall(context.create, {device = name,
+    threads = settings.threads or nil, memory_limit_mib = settings.memory_limit_mib or nil,
+    deterministic = settings.deterministic or nil, attention = runtime.attention(settings.attention)})
+  if good then return opened end
+  return nil, (tostring(opened):gsub("^[^ ]*:%d+: ", ""))
+end
+
 --- A context of settings (device, threads, memory_limit_mib; false or nil: as context.create has it). A
 -- device that is not there is the user's mistake: a usage error.
 function runtime.context(settings)
-  local good, opened = pcall(context.create, {device = settings.device,
-    threads = settings.threads or nil, memory_limit_mib = settings.memory_limit_mib or nil,
-    deterministic = settings.deterministic or nil, attention = runtime.attention(settings.attention)})
-  if not good then failure.usage("%s", (tostring(opened):gsub("^[^ ]*:%d+: ", ""))) end
+  local opened, message = try_device(settings, settings.device)
+  if not opened then failure.usage("%s", message) end
   return opened
+end
+
+-- Opens the device that a setting asks for; where that is "auto" and the GPU that is there cannot be opened, the CPU.
+-- Returns the context, the device's name and, where a build with CUDA uses the CPU, why.
+local function open_device(settings)
+  local name, why = runtime.device(settings.device)
+  local opened, message = try_device(settings, name)
+  if not opened and settings.device == "auto" and name ~= "cpu" then
+    opened, name, why = try_device(settings, "cpu"), "cpu", message
+  end
+  if not opened then failure.usage("%s", message) end
+  return opened, name, why
 end
 
 --- Opens the device that a resolved configuration asks for and makes it the default. What "auto" and
@@ -42,10 +61,9 @@ end
 -- and a list of remarks for the log.
 function runtime.open(config)
   local settings, remarks = config.runtime, {}
-  local device, why = runtime.device(settings.device)
+  local opened, device, why = open_device(settings)
   settings.device = device
   if why then remarks[#remarks + 1] = "device: cpu, as " .. why end
-  local opened = runtime.context(settings)
   if settings.amp == "auto" then
     settings.amp = opened:has_bf16()
     if not settings.amp then
