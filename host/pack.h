@@ -184,6 +184,10 @@ pk_status pk_tensor_get(const pk_tensor *tensor, int64_t index, double *value);
 /* All numel elements as doubles, and from doubles, rounded once to nearest even. A NaN is read as
  * the plain one. Errors: a value that is no i32 written to an i32 tensor. */
 pk_status pk_tensor_read_numbers(const pk_tensor *tensor, double *values);
+/* The same of several tensors of one context, those of tensor t to values[t], with one wait for the
+ * device. */
+pk_status pk_tensors_read_numbers(const pk_tensor *const *tensors, int64_t count,
+                                  double *const *values);
 pk_status pk_tensor_write_numbers(pk_tensor *tensor, const double *values);
 
 typedef struct pk_statistics {

@@ -310,6 +310,37 @@ describe("a copy to the CUDA device", function()
   end)
 end)
 
+describe("a copy from the CUDA device", function()
+  helper.watch()
+
+  it("of several tensors waits once, also of those that pinned memory has no room for", function()
+    local short, long = from {1, 2, 3}, tensor.arange(20000, 5, 2, "f32", {context = device}) -- 80000 bytes
+    local halves = from({0.5, -1.5}, "bf16")
+    local columns = tensor.arange(12, 0, 1, "f64", {context = device}):view {shape = {3, 2}, stride = 4, offset = 1}
+    local counts, read
+    counts = emu.count(function() read = tensor.read_all {short, long, halves, columns, from {7}} end)
+    assert.same({1, 7}, {counts.synchronizations, counts.downloads})
+    assert.same({1, 2, 3}, {read[1][0], read[1][1], read[1][2]})
+    for i = 0, 19999 do assert.equal(5 + 2 * i, read[2][i]) end
+    assert.same({0.5, -1.5}, {read[3][0], read[3][1]})
+    local values = {}
+    for i = 0, 5 do values[i + 1] = read[4][i] end
+    assert.same({1, 2, 5, 6, 9, 10}, values)
+    assert.equal(7, read[5][0])
+    local again = tensor.read_all({from {9}}, {read[5]})
+    assert.same({9, 9}, {again[1][0], read[5][0]})
+  end)
+
+  it("is of one device at a time, and of tensors that are there", function()
+    local gone = from {1}
+    gone:free()
+    for message, list in pairs {["tensors of two device contexts cannot be read together"] = {from {1}, tensor.ones {1}},
+      ["was freed"] = {from {1}, gone}} do
+      assert.matches(message, select(2, pcall(tensor.read_all, list)), 1, true)
+    end
+  end)
+end)
+
 describe("a recorded program on the CUDA device", function()
   helper.watch()
   after_each(emu.repair)

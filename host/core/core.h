@@ -105,6 +105,13 @@ typedef pk_status (*pk_kernel)(const pk_call *call);
  * so that memory can be planned without running. */
 typedef int64_t (*pk_workspace_rule)(const pk_call *call);
 
+/* Device memory that is to be copied to a place on the host. */
+typedef struct pk_part {
+  const void *memory;
+  void *data;
+  int64_t bytes;
+} pk_part;
+
 typedef struct pk_device pk_device;
 typedef struct pk_graph pk_graph; /* calls that a device runs as one */
 
@@ -124,7 +131,7 @@ struct pk_device {
   void (*release)(pk_device *device, void *memory, int64_t bytes);
   pk_status (*zero)(pk_device *device, void *memory, int64_t bytes);
   pk_status (*upload)(pk_device *device, void *memory, const void *data, int64_t bytes);
-  pk_status (*download)(pk_device *device, const void *memory, void *data, int64_t bytes);
+  pk_status (*download)(pk_device *device, const pk_part *parts, int64_t count); /* waits once */
   pk_status (*synchronize)(pk_device *device);
   void (*destroy)(pk_device *device);
   /* For traces, all NULL where the device has no lanes of its own (threads, streams). After begin
@@ -166,6 +173,9 @@ pk_status pk_tensor_create_raw(pk_context *context, pk_tensor **tensor, int dtyp
 /* Refuses a tensor that was freed, or whose values cannot be read or written now because it belongs
  * to a recorded program that has not run. */
 pk_status pk_tensor_check_values(const pk_tensor *tensor, bool writing);
+/* Copies all elements of several tensors of one context, those of tensor t to data[t], dense, with
+ * one wait for the device. */
+pk_status pk_tensors_read(const pk_tensor *const *tensors, int64_t count, void *const *data);
 /* Elements in one entry of dimension 0 (1 for rank 0). */
 int64_t pk_tensor_inner(const pk_tensor *tensor);
 bool pk_tensor_is_dense(const pk_tensor *tensor);

@@ -68,20 +68,36 @@ pk_status pk_tensor_get(const pk_tensor *tensor, int64_t index, double *value) {
   const char *memory = (const char *)pk_tensor_data(tensor) + place * size;
   double bytes = 0; /* room for any dtype, aligned */
   pk_device *device = tensor->context->device;
-  status = device->download(device, memory, &bytes, size);
+  status = device->download(device, &(pk_part){memory, &bytes, size}, 1);
   if (status == PK_OK) *value = element(tensor->dtype, &bytes, 0);
   return status;
 }
 
-pk_status pk_tensor_read_numbers(const pk_tensor *tensor, double *values) {
-  int64_t size = pk_dtype_size(tensor->dtype);
-  void *data = malloc((size_t)(tensor->numel * size + 1));
-  if (!data) return no_room(tensor->numel);
-  pk_status status = pk_tensor_read(tensor, data, tensor->numel * size);
-  for (int64_t i = 0; status == PK_OK && i < tensor->numel; i++)
-    values[i] = element(tensor->dtype, data, i);
+pk_status pk_tensors_read_numbers(const pk_tensor *const *tensors, int64_t count,
+                                  double *const *values) {
+  int64_t bytes = 0, numel = 0;
+  for (int64_t t = 0; t < count; t++) {
+    bytes += pk_aligned(tensors[t]->numel * pk_dtype_size(tensors[t]->dtype));
+    numel += tensors[t]->numel;
+  }
+  char *data = malloc((size_t)bytes + 1), *end = data;
+  void **places = calloc((size_t)count + 1, sizeof *places);
+  pk_status status = data && places ? PK_OK : no_room(numel);
+  for (int64_t t = 0; t < count && status == PK_OK; t++) {
+    places[t] = end;
+    end += pk_aligned(tensors[t]->numel * pk_dtype_size(tensors[t]->dtype));
+  }
+  if (status == PK_OK) status = pk_tensors_read(tensors, count, places);
+  for (int64_t t = 0; t < count && status == PK_OK; t++)
+    for (int64_t i = 0; i < tensors[t]->numel; i++)
+      values[t][i] = element(tensors[t]->dtype, places[t], i);
+  free(places);
   free(data);
   return status;
+}
+
+pk_status pk_tensor_read_numbers(const pk_tensor *tensor, double *values) {
+  return pk_tensors_read_numbers(&tensor, 1, &values);
 }
 
 pk_status pk_tensor_write_numbers(pk_tensor *tensor, const double *values) {

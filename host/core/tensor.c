@@ -262,15 +262,35 @@ pk_status pk_tensor_write(pk_tensor *tensor, const void *data, int64_t bytes) {
   return status;
 }
 
-pk_status pk_tensor_read(const pk_tensor *tensor, void *data, int64_t bytes) {
-  pk_status status = check_bytes(tensor, bytes, "reading");
-  if (status != PK_OK) return status;
-  pk_device *device = tensor->context->device;
+/* Appends what is to be copied of a tensor to dense data; returns the end of the parts. */
+static pk_part *add_parts(pk_part *parts, const pk_tensor *tensor, void *data) {
   int64_t run_bytes, stride_bytes, runs = runs_of(tensor, &run_bytes, &stride_bytes);
   const char *memory = pk_tensor_data(tensor);
-  for (int64_t r = 0; r < runs && status == PK_OK; r++) {
-    status = device->download(device, memory + r * stride_bytes, (char *)data + r * run_bytes,
-                              run_bytes);
+  for (int64_t r = 0; r < runs; r++)
+    *parts++ = (pk_part){memory + r * stride_bytes, (char *)data + r * run_bytes, run_bytes};
+  return parts;
+}
+
+pk_status pk_tensors_read(const pk_tensor *const *tensors, int64_t count, void *const *data) {
+  int64_t room = 0, run_bytes, stride_bytes;
+  for (int64_t t = 0; t < count; t++) {
+    pk_status status = pk_tensor_check_values(tensors[t], false);
+    if (status != PK_OK) return status;
+    if (tensors[t]->context != tensors[0]->context)
+      return pk_fail(PK_INVALID, "tensors of two device contexts cannot be read together");
+    room += runs_of(tensors[t], &run_bytes, &stride_bytes);
   }
+  if (room == 0) return PK_OK;
+  pk_part *parts = malloc((size_t)room * sizeof *parts), *end = parts;
+  if (!parts) return pk_fail(PK_NO_MEMORY, "no host memory to read tensors");
+  for (int64_t t = 0; t < count; t++) end = add_parts(end, tensors[t], data[t]);
+  pk_device *device = tensors[0]->context->device;
+  pk_status status = device->download(device, parts, room);
+  free(parts);
   return status;
+}
+
+pk_status pk_tensor_read(const pk_tensor *tensor, void *data, int64_t bytes) {
+  pk_status status = check_bytes(tensor, bytes, "reading");
+  return status == PK_OK ? pk_tensors_read(&tensor, 1, &data) : status;
 }

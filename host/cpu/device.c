@@ -123,9 +123,10 @@ static pk_status upload(pk_device *device, void *memory, const void *data, int64
   return PK_OK;
 }
 
-static pk_status download(pk_device *device, const void *memory, void *data, int64_t bytes) {
+static pk_status download(pk_device *device, const pk_part *parts, int64_t count) {
   (void)device;
-  if (bytes > 0) memcpy(data, memory, (size_t)bytes);
+  for (int64_t p = 0; p < count; p++)
+    if (parts[p].bytes > 0) memcpy(parts[p].data, parts[p].memory, (size_t)parts[p].bytes);
   return PK_OK;
 }
 

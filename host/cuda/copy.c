@@ -3,7 +3,10 @@
  * Up: data are copied into pinned memory, so that the caller may go on at once; a stream of their
  * own brings them to the device while it computes, and the computing stream takes them from there
  * when it comes to it, in the order of the calls. Pinned memory has two halves: when one is full,
- * the next waits for the uses of the other, long past unless the host is far ahead. */
+ * the next waits for the uses of the other, long past unless the host is far ahead.
+ *
+ * Down: what is small lands in pinned memory, so that several small copies are under way at once
+ * and one wait is for all of them. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -125,15 +128,29 @@ pk_status pk_cuda_upload(pk_device *device, void *memory, const void *data, int6
   return status;
 }
 
-pk_status pk_cuda_download(pk_device *device, const void *memory, void *data, int64_t bytes) {
-  if (bytes == 0) return PK_OK;
+/* Where a part lands: in the pinned memory for results after *used bytes of it, as long as there is
+ * room, else where it belongs. */
+static void *landing(pk_cuda_staging *staging, const pk_part *part, int64_t *used) {
+  int64_t start = *used, end = start + pk_aligned(part->bytes);
+  if (end > READ_BYTES) return part->data;
+  *used = end;
+  return staging->read + start;
+}
+
+pk_status pk_cuda_download(pk_device *device, const pk_part *parts, int64_t count) {
   pk_cuda_device *cuda = (pk_cuda_device *)device;
-  bool small = bytes <= READ_BYTES;
-  void *into = small ? cuda->staging->read : data;
   cudaError_t error = cudaSetDevice(cuda->ordinal);
-  if (error == cudaSuccess)
-    error = cudaMemcpyAsync(into, memory, (size_t)bytes, cudaMemcpyDeviceToHost, cuda->stream);
+  int64_t used = 0;
+  for (int64_t p = 0; p < count && error == cudaSuccess; p++) {
+    if (parts[p].bytes == 0) continue;
+    error = cudaMemcpyAsync(landing(cuda->staging, &parts[p], &used), parts[p].memory,
+                            (size_t)parts[p].bytes, cudaMemcpyDeviceToHost, cuda->stream);
+  }
   if (error == cudaSuccess) error = cudaStreamSynchronize(cuda->stream);
-  if (error == cudaSuccess && small) memcpy(data, into, (size_t)bytes);
+  used = 0;
+  for (int64_t p = 0; p < count && error == cudaSuccess; p++) {
+    const void *landed = landing(cuda->staging, &parts[p], &used);
+    if (landed != parts[p].data) memcpy(parts[p].data, landed, (size_t)parts[p].bytes);
+  }
   return pk_cuda_check(error, "a copy from the device");
 }

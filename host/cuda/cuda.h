@@ -53,7 +53,7 @@ pk_status pk_cuda_launched(const pk_call *call, cudaError_t error);
 pk_status pk_cuda_staging_create(pk_cuda_staging **staging, cudaStream_t stream);
 void pk_cuda_staging_free(pk_cuda_staging *staging);
 pk_status pk_cuda_upload(pk_device *device, void *memory, const void *data, int64_t bytes);
-pk_status pk_cuda_download(pk_device *device, const void *memory, void *data, int64_t bytes);
+pk_status pk_cuda_download(pk_device *device, const pk_part *parts, int64_t count);
 
 /* --- graphs (graph.c): see struct pk_device --- */
 

@@ -50,7 +50,6 @@ function optim.adamw(model, settings, options)
   self.blocks = model.layout:blocks(model.context)
   self.host_scalars = ffi.new("double[?]", SCALARS_SIZE)
   self.host_mixing = ffi.new("double[?]", n * n)
-  self.host_guard = ffi.new("int32_t[?]", GUARD_SIZE)
   return self
 end
 
@@ -139,10 +138,9 @@ function Optimizer:step(step)
 end
 
 --- What the device counted: {updates, mixings}, and stopped = {worker, step, what} when a value that
--- was not finite stopped the run.
-function Optimizer:status()
-  local guard = self.host_guard
-  self.guard:read(guard)
+-- was not finite stopped the run. guard: the values of self.guard where they were read already.
+function Optimizer:status(guard)
+  guard = guard or self.guard:read_numbers()
   local status = {updates = guard[guard_place.updates], mixings = guard[guard_place.mixings]}
   if guard[guard_place.stopped] ~= 0 then
     status.stopped = {worker = guard[guard_place.worker], step = guard[guard_place.step],
@@ -151,11 +149,11 @@ function Optimizer:status()
   return status
 end
 
---- Raises an error when the guard is set, naming worker, step and what was not finite.
-function Optimizer:check()
-  self.guard:read(self.host_guard)
-  if self.host_guard[guard_place.stopped] ~= 0 then
-    local stopped = self:status().stopped
+--- Raises an error when the guard is set, naming worker, step and what was not finite. guard as of status.
+function Optimizer:check(guard)
+  guard = guard or self.guard:read_numbers()
+  if guard[guard_place.stopped] ~= 0 then
+    local stopped = self:status(guard).stopped
     failure.raise(1, ("worker %d: the %s is not finite at step %d; nothing was mixed or updated since, "
       .. "the weights are those before that step"):format(stopped.worker, stopped.what, stopped.step))
   end

@@ -214,6 +214,19 @@ function methods:read_numbers()
   return values, numel
 end
 
+--- The elements of several tensors of one context as doubles, with one wait for the device: a list of C arrays, the
+-- given ones, which must have room, or new ones.
+function tensor.read_all(tensors, arrays)
+  local pointers, places = ffi.new("const pk_tensor *[?]", #tensors), ffi.new("double *[?]", #tensors)
+  arrays = arrays or {}
+  for i, one in ipairs(tensors) do
+    arrays[i] = arrays[i] or array_types[F64](math.max(tonumber(one.numel), 1))
+    pointers[i - 1], places[i - 1] = one, arrays[i]
+  end
+  check_ok(C.pk_tensors_read_numbers(pointers, #tensors, places))
+  return arrays
+end
+
 --- Fills every entry of dimension 0 with the same normal values: those of the stream named by (seed, name),
 -- the same bits on every machine.
 function methods:seed_normal(seed, name, mean, deviation)

@@ -195,17 +195,18 @@ function Trainer:step()
   self.optimizer:prepare {t = t + 1, lr = lr, mixes = mixes,
     mixing = self:mixing_matrix(gamma, mixes)}
   local losses, counts, norms = self:run_step()
-  self.optimizer:check()
+  self.host_results = tensor.read_all({losses, counts, norms, self.optimizer.guard}, self.host_results)
+  local sums, host_counts, host_norms, guard = unpack(self.host_results)
+  self.optimizer:check(guard)
   self.step_number, self.unfinished = t + 1, nil
   if mixes then self.mixings = phase + 1 end
   native.C.pk_interrupt_hold(held)
-  local sums, host_counts = losses:read_numbers(), counts:read_numbers()
   local seconds = native.C.pk_clock() - began
   local batch_tokens = self.config.training.batch_tokens
   local record = {
     step = t, tokens = (t + 1) * batch_tokens, epoch = self.schedule:epoch_of_step(t),
     loss = mean_loss(n, sums, host_counts), loss_worker = per_worker(n, sums, host_counts),
-    grad_norm_worker = per_worker(n, (norms:read_numbers())), lr = lr, gamma = gamma,
+    grad_norm_worker = per_worker(n, host_norms), lr = lr, gamma = gamma,
     topology_phase = phase, step_seconds = seconds,
     tokens_per_second = batch_tokens / seconds, memory_bytes = self.context:peak(),
   }
