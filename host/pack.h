@@ -332,19 +332,21 @@ typedef struct pk_trace_form {
   int32_t again; /* 1 if a program computes it again to save memory */
 } pk_trace_form;
 
-/* An operation (form >= 0), on lane 0, or what one of the device's lanes did for it (form -1; the
- * CPU's lanes 1 .. threads are its threads). */
+/* An operation (form >= 0), on lane 0, or what one of the device's lanes did (form -1): a thread of
+ * the CPU for an operation (lanes 1 .. threads), or something that has a name, such as a GPU's
+ * kernel on a lane that has one too. */
 typedef struct pk_trace_event {
   int64_t start, end; /* nanoseconds since the trace began */
-  int64_t operation;  /* the operation's number in the trace */
+  int64_t operation;  /* the operation's number in the trace; of a lane: -1 where it is for none */
   int64_t form;
-  int64_t memory; /* of an operation: bytes in use as it ended, its workspace included */
+  int64_t memory; /* of an operation: bytes in use as it ended, its workspace included; of a copy or
+                   * a fill: its bytes */
   int64_t busy;   /* of a lane: nanoseconds of these at work */
-  int64_t pieces; /* of a lane: how many pieces of the operation it did */
+  int64_t pieces; /* of a thread: how many pieces of the operation it did */
   int32_t lane;
   int32_t phase; /* of an operation: what pk_phase_enter said when it was made or recorded */
   int32_t step;  /* of an operation: how often pk_trace_step was called before */
-  int32_t reserved;
+  int32_t name;  /* of a lane: what it did, as pk_trace_name knows; -1: a thread's pieces */
 } pk_trace_event;
 
 /* Owned. Errors: PK_INVALID if the context is traced already. */
@@ -362,9 +364,28 @@ const pk_trace_event *pk_trace_events(const pk_trace *trace, int64_t *count);
 const pk_trace_form *pk_trace_forms(const pk_trace *trace, int64_t *count);
 int64_t pk_trace_dropped(const pk_trace *trace);
 
+/* The name of a lane, and of what lanes did (pk_trace_event.name). Borrowed; NULL for a number
+ * without one. */
+const char *pk_trace_lane(const pk_trace *trace, int lane);
+const char *pk_trace_name(const pk_trace *trace, int name);
+
+/* What the trace lacks, and why: sentences, or nothing. Borrowed. */
+const char *pk_trace_note(const pk_trace *trace);
+
 /* From now on the context's operations are for this phase, a number of the caller's (0: none),
  * which traces show; recorded operations keep theirs. Returns the phase before. */
 int pk_phase_enter(pk_context *context, int phase);
+
+/* --- ranges for tools --- */
+
+/* A name for what the host does until pk_range_leave, for a tool that is attached to the process,
+ * such as Nsight Systems; they nest. Operations have theirs by themselves. Nothing happens where no
+ * tool is. */
+void pk_range_enter(pk_context *context, const char *name);
+void pk_range_leave(pk_context *context);
+
+/* From now on it is step number `step`, until the next one begins. */
+void pk_range_step(pk_context *context, int64_t step);
 
 /* --- random numbers ------------------------------------------------------------------------ */
 

@@ -9,7 +9,6 @@ local ops = require "pack.ops"
 local plan = require "pack.plan"
 local program = require "pack.program"
 local tensor = require "pack.tensor"
-local trace = require "pack.trace"
 
 local MIB = 1024 * 1024
 
@@ -409,22 +408,6 @@ describe("a recorded program on the CUDA device", function()
     own.program:run()
     assert.same({3, 4, 5}, own.state:totable()) -- nothing of the capture was run
     assert.matches("operation 2 of a recorded program: ", own.program:remark(), 1, true)
-    own.program:free()
-  end)
-
-  it("is run operation by operation while it is traced", function()
-    local own = make()
-    for _ = 1, 2 do own.program:run() end
-    local traced
-    local counts = emu.count(function()
-      traced = trace.capture(device, function() own.program:run() end)
-    end)
-    assert.equal(0, counts.graph_launches)
-    assert.equal(own.program:memory().operations, traced.count)
-    traced:free()
-    assert.same({4, 5, 6}, own.state:totable())
-    own.program:run()
-    assert.same({5, 6, 7}, own.state:totable())
     own.program:free()
   end)
 

@@ -83,6 +83,7 @@ pk_status pk_context_create(pk_context **context, const pk_context_options *opti
     return status;
   }
   created->references = 1;
+  created->watched = created->device->range_push != NULL;
   created->forecast = options->forecast != 0;
   created->memory.limit =
       options->memory_limit ? options->memory_limit : created->device->memory_available;

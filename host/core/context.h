@@ -22,6 +22,7 @@ struct pk_context {
   bool forecast;             /* memory is counted, not taken, and nothing is computed */
   pk_program *recording;     /* the program that operations go to, or NULL */
   pk_trace *trace;           /* what notes the operations that run, or NULL */
+  bool watched;              /* there is a trace, or a tool that wants ranges */
   int phase;                 /* what operations are for at present: see pk_phase_enter */
   bool without[PK_OP_COUNT]; /* operations that are as if the device had no kernel for them */
   char description[256];

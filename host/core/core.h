@@ -134,13 +134,21 @@ struct pk_device {
   pk_status (*download)(pk_device *device, const pk_part *parts, int64_t count); /* waits once */
   pk_status (*synchronize)(pk_device *device);
   void (*destroy)(pk_device *device);
-  /* For traces, all NULL where the device has no lanes of its own (threads, streams). After begin
-   * it notes what they do; trace_after is called when an operation, which has that number, was
-   * launched; what the lanes did is added with pk_trace_add_lane then or, by a device that learns
-   * of it later, at the end. */
-  pk_status (*trace_begin)(pk_device *device);
+  /* For traces, all NULL where the device has no lanes of its own (threads, streams). From begin
+   * to end it notes what they do. What is launched between before and after is for the operation
+   * of that number in the trace or, while a graph is captured, in the graph; of a graph's launch
+   * it is the number of the graph's first operation in the trace. What the lanes did is added to
+   * the trace (trace.h) after an operation or, by a device that learns of it later, at the end. */
+  pk_status (*trace_begin)(pk_device *device, pk_trace *trace);
+  void (*trace_before)(pk_device *device, int64_t operation); /* may be NULL */
   void (*trace_after)(pk_device *device, pk_trace *trace, int64_t operation);
   void (*trace_end)(pk_device *device, pk_trace *trace);
+  bool traces_graphs; /* while it is traced: it tells apart what a graph's launch did */
+  /* Ranges of the host's time for a tool that is attached to the process, such as Nsight Systems;
+   * all NULL where none is. One of range_step lasts until the next. */
+  void (*range_push)(pk_device *device, const char *name);
+  void (*range_pop)(pk_device *device);
+  void (*range_step)(pk_device *device, int64_t step);
   /* Graphs, all NULL where the device has none. After begin kernels are noted with their arguments,
    * not run; end makes a graph of them, or forgets them where graph is NULL, and launch runs them
    * all. What they read and write must be alive while the graph is. */

@@ -135,7 +135,8 @@ static pk_status synchronize(pk_device *device) {
   return PK_OK;
 }
 
-static pk_status trace_begin(pk_device *device) {
+static pk_status trace_begin(pk_device *device, pk_trace *trace) {
+  (void)trace;
   cpu_device *cpu = (cpu_device *)device;
   cpu->notes = calloc((size_t)pk_threads_count(cpu->threads), sizeof *cpu->notes);
   if (!cpu->notes) return pk_fail(PK_NO_MEMORY, "no host memory to trace threads");

@@ -78,6 +78,10 @@ void pk_cuda_staging_free(pk_cuda_staging *staging) {
   free(staging);
 }
 
+cudaStream_t pk_cuda_staging_stream(const pk_cuda_staging *staging) {
+  return staging->copies;
+}
+
 /* Goes over to the other half, once nothing uses it any more. */
 static pk_status next_half(pk_cuda_staging *staging) {
   const char *what = "a copy to the device";

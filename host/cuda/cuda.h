@@ -21,6 +21,7 @@ typedef struct pk_cuda_properties {
 typedef struct pk_cuda_staging pk_cuda_staging;
 typedef struct pk_cuda_products pk_cuda_products;
 typedef struct pk_cuda_cudnn pk_cuda_cudnn;
+typedef struct pk_cuda_trace pk_cuda_trace;
 
 typedef struct pk_cuda_device {
   pk_device base; /* first, so that a pk_device of CUDA is a pk_cuda_device */
@@ -32,6 +33,10 @@ typedef struct pk_cuda_device {
   bool deterministic;         /* choose nothing by time */
   pk_cuda_cudnn *cudnn;       /* NULL: attention is by the own kernels (cudnn_attention.h) */
   bool must_use_cudnn;
+  pk_cuda_trace *trace; /* NULL until the first one (trace.c) */
+  void *ranges;         /* the domain of NVTX, NULL where no tool is attached (ranges.c) */
+  uint64_t step_range;
+  bool in_step;
   pk_cuda_properties properties;
   char name[16];
   char isa[16];
@@ -52,6 +57,8 @@ pk_status pk_cuda_launched(const pk_call *call, cudaError_t error);
 
 pk_status pk_cuda_staging_create(pk_cuda_staging **staging, cudaStream_t stream);
 void pk_cuda_staging_free(pk_cuda_staging *staging);
+/* The stream that brings data to the device. */
+cudaStream_t pk_cuda_staging_stream(const pk_cuda_staging *staging);
 pk_status pk_cuda_upload(pk_device *device, void *memory, const void *data, int64_t bytes);
 pk_status pk_cuda_download(pk_device *device, const pk_part *parts, int64_t count);
 
@@ -61,6 +68,18 @@ pk_status pk_cuda_graph_begin(pk_device *device);
 pk_status pk_cuda_graph_end(pk_device *device, pk_graph **graph);
 pk_status pk_cuda_graph_launch(pk_device *device, pk_graph *graph);
 void pk_cuda_graph_free(pk_device *device, pk_graph *graph);
+
+/* --- traces (trace.c): see struct pk_device --- */
+
+pk_status pk_cuda_trace_begin(pk_device *device, pk_trace *trace);
+void pk_cuda_trace_before(pk_device *device, int64_t operation);
+void pk_cuda_trace_after(pk_device *device, pk_trace *trace, int64_t operation);
+void pk_cuda_trace_end(pk_device *device, pk_trace *trace);
+void pk_cuda_trace_free(pk_cuda_trace *trace);
+
+/* Gives the device its functions for ranges, if a tool is attached to the process (ranges.c). */
+void pk_cuda_ranges_begin(pk_cuda_device *cuda);
+void pk_cuda_ranges_end(pk_cuda_device *cuda);
 
 /* y <- x, of the same extents and element size (elementwise.c). */
 pk_status pk_cuda_copy_block(const pk_call *call, const pk_block *y, const pk_block *x);

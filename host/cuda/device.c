@@ -60,6 +60,8 @@ static void destroy(pk_device *device) {
     if (cuda->stream) cudaStreamSynchronize(cuda->stream);
   }
   pk_cuda_cudnn_free(cuda->cudnn);
+  pk_cuda_trace_free(cuda->trace);
+  pk_cuda_ranges_end(cuda);
   if (!cuda->forecast) {
     pk_cuda_products_free(cuda->products);
     pk_cuda_staging_free(cuda->staging);
@@ -225,6 +227,10 @@ PK_DEVICE_EXPORT pk_status pk_device_open(const pk_context_options *options, pk_
                            .download = pk_cuda_download,
                            .synchronize = synchronize,
                            .destroy = destroy,
+                           .trace_begin = pk_cuda_trace_begin,
+                           .trace_before = pk_cuda_trace_before,
+                           .trace_after = pk_cuda_trace_after,
+                           .trace_end = pk_cuda_trace_end,
                            .graph_begin = pk_cuda_graph_begin,
                            .graph_end = pk_cuda_graph_end,
                            .graph_launch = pk_cuda_graph_launch,
@@ -238,6 +244,7 @@ PK_DEVICE_EXPORT pk_status pk_device_open(const pk_context_options *options, pk_
     destroy(&cuda->base);
     return pk_fail_within(status, "device '%s'", options->device);
   }
+  if (!cuda->forecast) pk_cuda_ranges_begin(cuda);
   *device = &cuda->base;
   return PK_OK;
 }

@@ -7,7 +7,7 @@
 extern "C" {
 #endif
 
-typedef enum pk_cuda_library { PK_CUBLASLT, PK_CUDNN, PK_CUDA_LIBRARIES } pk_cuda_library;
+typedef enum pk_cuda_library { PK_CUBLASLT, PK_CUDNN, PK_CUPTI, PK_CUDA_LIBRARIES } pk_cuda_library;
 
 /* The address of a function in a library, which is opened at the first call. NULL if there is no
  * such library or function; pk_error_message says which. The emulation has functions of its own. */

@@ -10,12 +10,14 @@
 #include <cuda_bf16.h>
 
 #include "cuda/libraries.h"
+#include "cupti.h"
 #include "dnn.h"
 #include "pool.h"
 
 namespace emu {
 bool has_cublas();
-void submit(cudaStream_t stream, std::function<void()> work);
+bool has_cupti();
+void submit(cudaStream_t stream, const char *name, std::function<void()> work);
 } // namespace emu
 
 namespace {
@@ -116,7 +118,7 @@ template <class T> void run_piece(const void *data, int64_t piece) {
 }
 
 template <class T> void run(cudaStream_t stream, const Job<T> &job) {
-  emu::submit(stream, [job] {
+  emu::submit(stream, "gemm", [job] {
     int64_t groups = (job.n + COLUMNS - 1) / COLUMNS;
     emu::pool_run(groups * job.d.batch, job.m * job.k, run_piece<T>, &job);
   });
@@ -348,11 +350,13 @@ void *pk_cuda_symbol(pk_cuda_library library, const char *name) {
       KNOWN(cublasLtMatmul),
 #undef KNOWN
   };
+  static const char *const files[] = {"libcublasLt.so", "libcudnn.so", "libcupti.so"};
   if (library == PK_CUDNN)
     if (void *address = emu::cudnn_symbol(name)) return address;
+  if (library == PK_CUPTI && emu::has_cupti())
+    if (void *address = emu::cupti_symbol(name)) return address;
   if (library != PK_CUBLASLT || !emu::has_cublas()) {
-    pk_cuda_no_library(library == PK_CUBLASLT ? "libcublasLt.so" : "libcudnn.so",
-                       "it is not emulated");
+    pk_cuda_no_library(files[library], "it is not emulated");
     return nullptr;
   }
   for (const auto &entry : known)

@@ -34,10 +34,18 @@ typedef struct pk_emu_machine {
   int driver; /* the newest CUDA that it supports, 13000 for 13.0; 0: there is no driver */
   int sm;     /* 90 for sm_90 */
   int cublas; /* whether cuBLASLt is installed */
+  int cupti;  /* and CUPTI */
 } pk_emu_machine;
 
 /* Makes it look like that; NULL: as at first. For devices that are opened afterwards. */
 void pk_emu_pretend(const pk_emu_machine *machine);
+
+/* Lets CUPTI lose the next count records. */
+void pk_emu_lose_records(int64_t count);
+
+/* The ranges that NVTX was told of, a line each: "push NAME" and "pop", "start NAME" and "end".
+ * Empty unless NVTX_INJECTION64_PATH names this library (nvtx.cpp). */
+const char *pk_emu_ranges(void);
 
 #ifdef __cplusplus
 }

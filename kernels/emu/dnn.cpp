@@ -18,7 +18,7 @@
 #include <cudnn.h>
 
 namespace emu {
-void submit(cudaStream_t stream, std::function<void()> work);
+void submit(cudaStream_t stream, const char *name, std::function<void()> work);
 }
 
 namespace {
@@ -353,7 +353,7 @@ cudnnStatus_t execute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan,
       if (run->memory.count(tensor.id) == 0) return CUDNN_STATUS_BAD_PARAM;
       memcpy(&run->scalars[tensor.id], run->memory[tensor.id], sizeof(float));
     }
-  emu::submit(reinterpret_cast<Handle *>(handle)->stream, [run, operations] {
+  emu::submit(reinterpret_cast<Handle *>(handle)->stream, "cudnn", [run, operations] {
     run->known.clear();
     run_graph(*run, operations);
   });

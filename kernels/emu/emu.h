@@ -82,9 +82,9 @@ typedef void (*Body)(const void *arguments);
 cudaError_t check_launch(const void *kernel, dim3 grid, dim3 block, size_t shared);
 void run_grid(dim3 grid, dim3 block, size_t shared, Body body, const void *arguments);
 
-// Appends work to a stream, or to the graph that it is capturing (runtime.cpp).
-void submit(cudaStream_t stream, std::function<void()> work);
-cudaError_t launched(cudaStream_t stream, std::function<void()> work);
+// Appends a kernel to a stream, or to the graph that it is capturing (runtime.cpp). The kernel's
+// name is what `text` begins with.
+cudaError_t launched(cudaStream_t stream, const char *text, std::function<void()> work);
 
 enum { SHUFFLE = 1, SYNC = 10, BALLOT = 11, MMA = 12, MATRIX = 13 };
 
@@ -171,20 +171,21 @@ void finish_mma(Exchange &all);
   name##_type &name =                                                                              \
       *static_cast<name##_type *>(::emu::shared_variable(&name##_key, sizeof(name##_type)))
 
+namespace emu {
 template <class... Parameters, class... Arguments>
-static inline cudaError_t pk_launch(void (*kernel)(Parameters...), dim3 grid, dim3 block,
-                                    size_t shared, cudaStream_t stream, Arguments... arguments) {
-  cudaError_t error =
-      ::emu::check_launch(reinterpret_cast<const void *>(kernel), grid, block, shared);
+static inline cudaError_t launch(const char *text, void (*kernel)(Parameters...), dim3 grid,
+                                 dim3 threads, size_t shared, cudaStream_t stream,
+                                 Arguments... arguments) {
+  cudaError_t error = check_launch(reinterpret_cast<const void *>(kernel), grid, threads, shared);
   if (error != cudaSuccess) return error;
   struct Call {
     void (*kernel)(Parameters...);
     std::tuple<Parameters...> arguments;
   };
   Call call = {kernel, std::tuple<Parameters...>(static_cast<Parameters>(arguments)...)};
-  return ::emu::launched(stream, [=] {
-    ::emu::run_grid(
-        grid, block, shared,
+  return launched(stream, text, [=] {
+    run_grid(
+        grid, threads, shared,
         [](const void *data) {
           const Call *made = static_cast<const Call *>(data);
           std::apply(made->kernel, made->arguments);
@@ -192,6 +193,10 @@ static inline cudaError_t pk_launch(void (*kernel)(Parameters...), dim3 grid, di
         &call);
   });
 }
+} // namespace emu
+
+// Traces name a kernel as the launch does.
+#define pk_launch(...) ::emu::launch(#__VA_ARGS__, __VA_ARGS__)
 
 // --- arithmetic that only the device has ---
 

@@ -17,12 +17,19 @@
 #include <cuda_runtime_api.h>
 
 #include "control.h"
+#include "cupti.h"
 
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
 #endif
 
-using Work = std::function<void()>;
+using emu::Activity;
+using emu::Deed;
+
+struct Work {
+  std::function<void()> compute;
+  Activity activity;
+};
 
 struct CUgraph_st {
   std::vector<Work> work;
@@ -33,6 +40,7 @@ struct CUgraphExec_st {
 struct CUstream_st {
   std::deque<Work> queue;
   uint64_t given = 0, done = 0;
+  uint32_t number = 0;
   CUgraph_st *capture = nullptr;
 };
 struct CUevent_st {
@@ -55,7 +63,7 @@ int64_t failing_after = 0;
 cudaError_t failing_with = cudaSuccess, lost = cudaSuccess, last = cudaSuccess;
 int working = 0;
 
-const pk_emu_machine usual_machine = {int64_t(8) << 30, 1, CUDART_VERSION, 90, 1};
+const pk_emu_machine usual_machine = {int64_t(8) << 30, 1, CUDART_VERSION, 90, 1, 1};
 pk_emu_machine machine = usual_machine;
 const size_t shared_optin = 227 << 10; // of Hopper
 
@@ -102,9 +110,11 @@ void open_memory(bool open) {
 #endif
 }
 
-void run(const Work &work) {
+void run(const Work &work, uint32_t stream) {
   if (working++ == 0) open_memory(true);
-  work();
+  uint64_t start = emu::cupti_clock();
+  work.compute();
+  emu::cupti_done(work.activity, stream, start, emu::cupti_clock());
   if (--working == 0) open_memory(false);
 }
 
@@ -113,7 +123,7 @@ void drain(CUstream_st *stream, uint64_t upto) {
     Work work = std::move(stream->queue.front());
     stream->queue.pop_front();
     stream->done++;
-    run(work);
+    run(work, stream->number);
   }
 }
 
@@ -132,9 +142,11 @@ bool is_capturing() {
   return false;
 }
 
+// Waits are no nodes of graphs and nothing that is told of.
 void submit_work(cudaStream_t handle, Work work) {
   CUstream_st *stream = stream_of(handle);
   if (stream->capture) {
+    work.activity.node = emu::cupti_node();
     stream->capture->work.push_back(std::move(work));
     return;
   }
@@ -178,18 +190,37 @@ bool has_cublas() {
   return machine.cublas != 0;
 }
 
-void submit(cudaStream_t stream, Work work) {
+bool has_cupti() {
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  return machine.cupti != 0;
+}
+
+uint32_t number_of(cudaStream_t stream) {
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  return stream_of(stream)->number;
+}
+
+static Activity kernel_of(const char *name, bool of_runtime) {
+  Activity activity;
+  activity.deed = Deed::kernel;
+  activity.name = name;
+  activity.call = cupti_call(of_runtime);
+  return activity;
+}
+
+void submit(cudaStream_t stream, const char *name, std::function<void()> compute) {
   std::lock_guard<std::recursive_mutex> guard(lock);
   counters.launches++;
-  submit_work(stream, std::move(work));
+  submit_work(stream, {std::move(compute), kernel_of(name, false)});
 }
 
 // What pk_launch returns: like cudaGetLastError after a launch.
-cudaError_t launched(cudaStream_t stream, Work work) {
+cudaError_t launched(cudaStream_t stream, const char *text, std::function<void()> compute) {
   std::lock_guard<std::recursive_mutex> guard(lock);
   if (cudaError_t error = begin("cudaLaunchKernel")) return error;
   counters.launches++;
-  submit_work(stream, std::move(work));
+  std::string name(text, strcspn(text, "<,"));
+  submit_work(stream, {std::move(compute), kernel_of(name.c_str(), true)});
   return cudaSuccess;
 }
 
@@ -225,6 +256,11 @@ __attribute__((visibility("default"))) void pk_emu_fail(const char *function, in
 __attribute__((visibility("default"))) void pk_emu_pretend(const pk_emu_machine *wanted) {
   std::lock_guard<std::recursive_mutex> guard(lock);
   machine = wanted ? *wanted : usual_machine;
+}
+
+__attribute__((visibility("default"))) void pk_emu_lose_records(int64_t count) {
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  emu::cupti_lose(count);
 }
 
 // --- devices ---
@@ -322,14 +358,23 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
   BEGIN;
   if (cudaError_t error = check_copy(to, from, bytes, kind)) return error;
   count_copy(bytes, kind);
-  submit_work(stream, [=] { memcpy(to, from, bytes); });
+  Activity activity;
+  activity.deed = Deed::copy;
+  activity.copy_kind = kind;
+  activity.bytes = bytes;
+  activity.call = emu::cupti_call(true);
+  submit_work(stream, {[=] { memcpy(to, from, bytes); }, activity});
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t stream) {
   BEGIN;
   if (!is_device(memory, bytes)) return remember(cudaErrorInvalidValue);
   counters.fills++;
-  submit_work(stream, [=] { memset(memory, value, bytes); });
+  Activity activity;
+  activity.deed = Deed::fill;
+  activity.bytes = bytes;
+  activity.call = emu::cupti_call(true);
+  submit_work(stream, {[=] { memset(memory, value, bytes); }, activity});
   return cudaSuccess;
 }
 
@@ -337,7 +382,9 @@ cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t 
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
   BEGIN;
+  static uint32_t made = 12; // as CUPTI counts, those of the driver come first
   *stream = new CUstream_st;
+  (*stream)->number = ++made;
   streams.insert(*stream);
   return cudaSuccess;
 }
@@ -366,7 +413,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   BEGIN;
   CUstream_st *other = event->stream;
   uint64_t at = event->at;
-  if (other && !stream_of(stream)->capture) submit_work(stream, [=] { drain(other, at); });
+  if (other && !stream_of(stream)->capture) submit_work(stream, {[=] { drain(other, at); }, {}});
   return cudaSuccess;
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) {
@@ -425,12 +472,17 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *made, cudaGraph_t graph, unsigned long long) {
   BEGIN;
   *made = new CUgraphExec_st{graph->work};
+  for (Work &work : (*made)->work) work.activity.node = emu::cupti_copy_of_node(work.activity.node);
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
   BEGIN;
   counters.graph_launches++;
-  for (const Work &work : graph->work) submit_work(stream, work);
+  uint32_t call = emu::cupti_call(true);
+  for (Work work : graph->work) {
+    work.activity.call = call;
+    submit_work(stream, std::move(work));
+  }
   return cudaSuccess;
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {

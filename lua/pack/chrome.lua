@@ -1,7 +1,7 @@
 -- Chrome's trace format (the JSON of chrome://tracing, which Perfetto reads too) of a capture of pack.trace.
 --
 -- Process 1 has thread 0 for operations, with the slices of steps and phases around them, thread K for what thread
--- K of the pool did, and a counter of memory. Times are microseconds with three decimals, so that nothing is
+-- K of the pool or lane K of a GPU did, and a counter of memory. Times are microseconds with three decimals, so that nothing is
 -- rounded. Events are written as they are made, in the order of their start on each thread.
 local caller = require "pack.caller"
 local files = require "pack.files"
@@ -97,8 +97,19 @@ local function find_slices(capture)
   return slices
 end
 
+-- What a GPU did: a slice under its own name, with the operation that it is for and what that works on.
+local function put_activity(capture, put, raw, form, arguments)
+  local parts, copied = {}, tonumber(raw.memory)
+  if form then
+    parts[1] = ('"operation":%s'):format(json.encode(capture.forms[form].name))
+    parts[2] = arguments[form]:sub(2, -2) -- without its braces
+  end
+  if copied > 0 then parts[#parts + 1] = ('"copied_bytes":%d'):format(copied) end
+  put(slice(capture.deeds[raw.name], "device", raw.lane, raw.start, raw["end"], "{" .. table.concat(parts, ",") .. "}"))
+end
+
 local function put_events(capture, put)
-  local slices, arguments, names, memory = find_slices(capture), {}, {}, nil
+  local slices, arguments, forms, memory = find_slices(capture), {}, {}, nil
   for i = 0, capture.count - 1 do
     local raw = capture.raw[i]
     local operation = tonumber(raw.operation)
@@ -106,7 +117,7 @@ local function put_events(capture, put)
       local number = tonumber(raw.form)
       local form = capture.forms[number]
       arguments[number] = arguments[number] or arguments_of(form)
-      names[operation] = form.name
+      forms[operation] = number
       for _, one in ipairs(slices[i] or {}) do put(slice(one.name, "phase", 0, one.start, one.finish)) end
       put(slice(form.name, "operation", 0, raw.start, raw["end"], arguments[number]))
       if raw.memory ~= memory then
@@ -114,8 +125,10 @@ local function put_events(capture, put)
         put(('{"ph":"C","pid":1,"tid":0,"ts":%s,"name":"memory","args":{"bytes":%d}}'):format(
           microseconds(raw["end"]), tonumber(memory)))
       end
+    elseif raw.name >= 0 then
+      put_activity(capture, put, raw, forms[operation], arguments)
     else
-      put(slice(names[operation], "pieces", raw.lane, raw.start, raw["end"],
+      put(slice(capture.forms[forms[operation]].name, "pieces", raw.lane, raw.start, raw["end"],
         ('{"pieces":%d,"busy_us":%s}'):format(tonumber(raw.pieces), microseconds(raw.busy))))
     end
   end
@@ -128,9 +141,10 @@ function chrome.write(capture, path)
     put(('{"ph":"M","pid":1,"tid":0,"name":"process_name","args":{"name":%s}}'):format(
       json.encode("packlua on " .. capture.device)))
     metadata(put, 0, "operations")
-    for thread = 1, capture.threads do metadata(put, thread, "thread " .. thread) end
+    for lane, name in ipairs(capture.lanes) do metadata(put, lane, name) end
+    for thread = #capture.lanes + 1, capture.threads do metadata(put, thread, "thread " .. thread) end
     put_events(capture, put)
-    close((',"otherData":{"dropped_events":%d}'):format(capture.dropped))
+    close((',"otherData":{"dropped_events":%d,"note":%s}'):format(capture.dropped, json.encode(capture.note)))
   end)
   if good then return end
   abandon()

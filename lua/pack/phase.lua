@@ -27,11 +27,13 @@ end
 function phase.enter(handle, name)
   local before = C.pk_phase_enter(handle, 0)
   C.pk_phase_enter(handle, inside(known[before] or outermost, name).number)
+  C.pk_range_enter(handle, name)
   return before
 end
 
 --- Goes back to the phase before phase.enter.
 function phase.leave(handle, before)
+  C.pk_range_leave(handle)
   C.pk_phase_enter(handle, before)
 end
 

@@ -57,6 +57,17 @@ local function read_form(form)
   return read
 end
 
+-- The names that a function knows by number, from the first on.
+local function read_names(handle, name_of, first)
+  local names, number = {}, first
+  local name = name_of(handle, number)
+  while name ~= nil do
+    names[number], number = ffi.string(name), number + 1
+    name = name_of(handle, number)
+  end
+  return names
+end
+
 -- What the C object holds, as Lua objects that share the events.
 local function read(self)
   local count = ffi.new("int64_t[1]")
@@ -66,6 +77,8 @@ local function read(self)
   self.raw = C.pk_trace_events(self.handle, count)
   self.count = tonumber(count[0])
   self.dropped = tonumber(C.pk_trace_dropped(self.handle))
+  self.note = ffi.string(C.pk_trace_note(self.handle))
+  self.lanes, self.deeds = read_names(self.handle, C.pk_trace_lane, 1), read_names(self.handle, C.pk_trace_name, 0)
 end
 
 --- Begins the next step: operations from here on are shown inside it.
@@ -88,8 +101,9 @@ end
 
 --- Runs fn(capture) and returns the capture: what the operations of a device context (nil: the default) did
 -- meanwhile. capture:step() begins a step. options: capacity (262,144), how many events are kept at most.
--- The capture has seconds (by the clock, around fn), count (events kept), dropped (events beyond the capacity),
--- forms (see capture:operations) and threads.
+-- The capture has seconds (by the clock, around fn), count (events kept), dropped (events that are missing, as they
+-- were beyond the capacity or lost by the device), note (what the capture lacks and why, "" if nothing), forms, threads
+-- and lanes (names of a GPU's lanes, from 1).
 function trace.capture(device, fn, options)
   local handle = context.handle_of(device)
   local made = ffi.new("pk_trace *[1]")
@@ -105,6 +119,17 @@ end
 
 local function refuse_freed(self)
   if not self.handle then caller.raise("the trace was freed") end
+end
+
+-- What a lane did, added to its event.
+local function read_lane(self, event, raw)
+  event.lane = raw.lane
+  if raw.name < 0 then
+    event.busy, event.pieces = tonumber(raw.busy) / 1e9, tonumber(raw.pieces)
+  else
+    event.name, event.bytes = self.deeds[raw.name], tonumber(raw.memory)
+    if event.operation < 0 then event.operation = nil end
+  end
 end
 
 --- Iterates over the events in order: index, event. An operation has form, its {name, inputs, outputs
@@ -124,7 +149,7 @@ function Trace:events()
       event.form, event.memory = self.forms[tonumber(raw.form)], tonumber(raw.memory)
       event.phase, event.step = phase.path(raw.phase), raw.step
     else
-      event.lane, event.busy, event.pieces = raw.lane, tonumber(raw.busy) / 1e9, tonumber(raw.pieces)
+      read_lane(self, event, raw)
     end
     return i + 1, event
   end

@@ -190,6 +190,7 @@ end
 function Trainer:step()
   local began, held = native.C.pk_clock(), native.C.pk_interrupt_hold(native.C.PK_HOLD_CODE)
   local n, t, phase = self.num_models, self.step_number, self.mixings
+  native.C.pk_range_step(self.context.handle, t)
   self:next_batch()
   local lr, gamma, mixes = self.schedule:lr(t), self.schedule:gamma(t), self.schedule:mixes(t)
   self.optimizer:prepare {t = t + 1, lr = lr, mixes = mixes,

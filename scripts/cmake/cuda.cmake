@@ -108,8 +108,8 @@ endif()
 # --- emulated ---
 
 if(build_emu)
-  set(emu_sources ${kernels}/emu/blas.cpp ${kernels}/emu/dnn.cpp ${kernels}/emu/fiber.cpp ${kernels}/emu/pool.cpp
-    ${kernels}/emu/runtime.cpp ${kernels}/emu/scheduler.cpp)
+  set(emu_sources ${kernels}/emu/blas.cpp ${kernels}/emu/cupti.cpp ${kernels}/emu/dnn.cpp ${kernels}/emu/fiber.cpp
+    ${kernels}/emu/nvtx.cpp ${kernels}/emu/pool.cpp ${kernels}/emu/runtime.cpp ${kernels}/emu/scheduler.cpp)
   foreach(kernel IN LISTS cuda_kernels) # nvcc's language for nvcc alone
     get_filename_component(family ${kernel} NAME_WE)
     set(wrapper ${PROJECT_BINARY_DIR}/emu/${family}.cpp)

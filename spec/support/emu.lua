@@ -11,11 +11,13 @@ ffi.cdef [[
   } pk_emu_counters;
   typedef struct pk_emu_machine {
     int64_t memory;
-    int devices, driver, sm, cublas;
+    int devices, driver, sm, cublas, cupti;
   } pk_emu_machine;
   void pk_emu_read_counters(pk_emu_counters *counters);
   void pk_emu_fail(const char *function, int64_t calls, int error);
   void pk_emu_pretend(const pk_emu_machine *machine);
+  void pk_emu_lose_records(int64_t count);
+  const char *pk_emu_ranges(void);
 ]]
 
 local emu = {}
@@ -36,7 +38,7 @@ end
 
 -- The library that the device lives in, which is loaded already.
 local function library()
-  emu.loaded = emu.loaded or ffi.load(helper.program:gsub("[^/]*$", "") .. "libpackemu.so")
+  emu.loaded = emu.loaded or ffi.load(emu.file())
   return emu.loaded
 end
 
@@ -59,15 +61,30 @@ function emu.fail(name, error_number, calls)
   library().pk_emu_fail(name, calls or 1, error_number)
 end
 
---- Makes the machine look otherwise: left (bytes of memory that nobody holds), devices, driver, sm, cublas (false: it
--- is not installed).
+--- The file that the device lives in.
+function emu.file()
+  return (helper.program:gsub("[^/]*$", "") .. "libpackemu.so")
+end
+
+--- The ranges that a tool was told of, a line each; where NVTX_INJECTION64_PATH was emu.file() from the start.
+function emu.ranges()
+  return ffi.string(library().pk_emu_ranges())
+end
+
+--- Lets CUPTI lose the next records.
+function emu.lose_records(count)
+  library().pk_emu_lose_records(count)
+end
+
+--- Makes the machine look otherwise: left (bytes of memory that nobody holds), devices, driver, sm, cublas and cupti
+-- (false: it is not installed).
 function emu.pretend(machine)
   local counters = ffi.new("pk_emu_counters")
   library().pk_emu_read_counters(counters)
   local memory = machine.left and tonumber(counters.held_bytes) + machine.left or 2 ^ 33
   library().pk_emu_pretend(ffi.new("pk_emu_machine", {memory = memory,
     devices = machine.devices or 1, driver = machine.driver or 2 ^ 20, sm = machine.sm or 90,
-    cublas = machine.cublas == false and 0 or 1}))
+    cublas = machine.cublas == false and 0 or 1, cupti = machine.cupti == false and 0 or 1}))
 end
 
 --- All as at first.
