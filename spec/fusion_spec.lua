@@ -231,6 +231,26 @@ describe("a recorded program", function()
     one:free()
   end)
 
+  it("leaves an addition alone whose sum is another part of the norm's memory, or is cut into other workers", function()
+    local a, b, weight = made({2, 40, 8}, "f32", 1), made({2, 40, 8}, "f32", 2), made({2, 8}, "f32", 3)
+    local arena, many = made({2, 1000}, "f32", 4), made({80, 8}, "f32", 5)
+    local function part(offset)
+      return arena:view {shape = {2, 40, 8}, stride = 1000, offset = offset}
+    end
+    local one = recorded(function()
+      ops.add(a, b, {out = part(0)})
+      return ops.rmsnorm(part(320), weight, {eps = 1e-3}), ops.copy(arena)
+    end)
+    local other = recorded(function()
+      local sum = ops.reshape(ops.add(a, part(640)), {shape = {80, 1, 8}})
+      return ops.rmsnorm(sum, many, {eps = 1e-3}), sum
+    end)
+    assert.equal(0, count_of(one, "add_rmsnorm"))
+    assert.equal(0, count_of(other, "add_rmsnorm"))
+    one:free()
+    other:free()
+  end)
+
   local function head(use)
     local x, weight = made({2, 40, 8}, "f32", 1), made({2, 50, 8}, "f32", 2)
     local targets = tensor.zeros({2, 40}, "i32")

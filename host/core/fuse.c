@@ -84,6 +84,13 @@ pk_status pk_fuse_casts(pk_recorded_list *list, int64_t *fused) {
   return PK_OK;
 }
 
+/* Whether two tensors are the same elements in the same order, and one worker's of both the same.
+ */
+static bool same_memory(const pk_tensor *a, const pk_tensor *b) {
+  return a->storage == b->storage && a->offset == b->offset && a->numel == b->numel &&
+         a->shape[0] == b->shape[0] && a->stride == b->stride;
+}
+
 /* The addition whose sum entry i, an rmsnorm, reads, and that can be moved to it; -1 if there is
  * none. */
 static int64_t find_addition(const pk_recorded_list *list, int64_t i) {
@@ -92,8 +99,8 @@ static int64_t find_addition(const pk_recorded_list *list, int64_t i) {
     const pk_recorded *entry = list->entries[k];
     if (!entry) continue;
     const pk_tensor *sum = &entry->tensors[PK_MAX_INPUTS];
-    if (entry->call.op == PK_OP_add && sum->storage == x->storage && sum->numel == x->numel &&
-        entry->tensors[0].numel == x->numel && entry->tensors[1].numel == x->numel) {
+    if (entry->call.op == PK_OP_add && same_memory(sum, x) && entry->tensors[0].numel == x->numel &&
+        entry->tensors[1].numel == x->numel) {
       for (int64_t between = k + 1; between < i; between++)
         if (list->entries[between] && pk_recorded_conflict(entry, list->entries[between]))
           return -1;
