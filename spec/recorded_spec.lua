@@ -100,6 +100,15 @@ describe("a compiled function", function()
     inner:free()
   end)
 
+  it("refuses to be run or looked at after it was freed", function()
+    local one = program.record(function() return ops.fill {shape = {2}, value = 1} end, {})
+    one:free()
+    for _, name in ipairs {"run", "memory", "describe", "remark"} do
+      assert.error_matches(function() one[name](one) end, "the program was freed")
+    end
+    one:free()
+  end)
+
   it("keeps its results readable after it was freed", function()
     local f = program.compile(function(x) return ops.negate(x) end)
     local y = f(tensor.from({1, 2}, "f64"))

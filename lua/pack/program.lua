@@ -78,10 +78,14 @@ function program.record(fn, inputs, device, options)
   return self
 end
 
+local function refuse_freed(self)
+  if not self.handle then caller.raise("the program was freed") end
+end
+
 --- Runs the program on what its inputs hold. Its results have new values then. What it writes to tensors from
 -- outside, other than gradients, is written whole or, when ^C interrupts it, not at all.
 function Program:run()
-  if not self.handle then caller.raise("the program was freed") end
+  refuse_freed(self)
   if not self.prepared then
     dispatch.attempt(self.context, function() return C.pk_program_prepare(self.handle) end)
     self.prepared = true
@@ -102,11 +106,13 @@ end
 
 --- Why the program is run operation by operation although the device could run it as one; "" if there is nothing to say.
 function Program:remark()
+  refuse_freed(self)
   return ffi.string(C.pk_program_remark(self.handle))
 end
 
 --- The plan in bytes and counts: recorded, dropped, merged, fused, recomputed, operations, buffers, activations, workspace, slab.
 function Program:memory()
+  refuse_freed(self)
   local read = ffi.new("pk_program_plan")
   C.pk_program_read_plan(self.handle, read)
   local plan = {}
