@@ -194,7 +194,7 @@ describe("the benchmark", function()
 
     it("has written what the timed steps gave before it looks more closely", function()
       support.write(folder .. "/script.lua", ([[
-        local config = require("pack.config").load("%s/tiny.lua")
+        local config = require("pack.config").load("%s/tiny.lua", {"runtime.amp=off"}) -- auto would be remarked on
         require("pack.benchmark_candidate").measure({config = config, mode = "packed", execution = "eager", warmup = 1,
           steps = 2, data = "synthetic", started = 0, closer = true, trace = "%s/missing/trace.json"}, function(result)
             print(result.status, result.tokens_per_second > 0, result.peak_bytes > 0, result.component_seconds)
@@ -221,6 +221,38 @@ describe("the benchmark", function()
       local one = read("n-2-packed-compiled.json")
       assert.is_nil(one.share_of_ceiling)
       assert.is_true(one.tokens_per_second.median > 0)
+    end)
+
+    -- What ran out of memory runs with more of it, as the same settings would on another machine.
+    it("keeps the weights of the other mode, to compare them when --resume succeeds", function()
+      local arguments = "--num-models 4 --executions compiled --warmup 1 --steps 1 --repeats 1 --set training.batch_tokens=8192 "
+        .. "--set training.micro_batch_size=512 --set runtime.memory_limit_mib="
+      assert.equal(1, (run(arguments .. 9)))
+      local row = read("summary.json").comparisons[1]
+      assert.equal("ok", row.sequential.status)
+      assert.equal("out_of_memory", row.packed.status)
+      local path = folder .. "/out/n-4.json"
+      support.write(path, (support.read(path):gsub('("memory_limit_mib": *)9', "%1 100")))
+      assert.equal(0, (run(arguments .. "100 --resume")))
+      assert.equal(0, read("summary.json").comparisons[1].parity)
+      assert.is_false(exists("n-4-sequential-compiled.weights.safetensors"))
+    end)
+
+    it("goes on with the rounds that succeeded, and their comparison", function()
+      local arguments = "--num-models 2 --executions compiled --warmup 1 --steps 1 --repeats 2"
+      assert.equal(0, (run(arguments)))
+      local path, before = folder .. "/out/n-2-packed-compiled.json", read("n-2-packed-compiled.json")
+      local second = table.remove(before.repeats)
+      before.status, before.reason, before.parity.value = "killed", "killed by SIGKILL", 0.5
+      support.write(path, json.encode(before))
+      assert.equal(0, (run(arguments .. " --resume")))
+      local after = read("n-2-packed-compiled.json")
+      assert.equal("ok", after.status)
+      assert.is_nil(after.reason)
+      assert.equal(2, #after.repeats)
+      assert.same(before.repeats[1], after.repeats[1])
+      assert.not_equal(second.window_seconds, after.repeats[2].window_seconds)
+      assert.equal(0.5, read("summary.json").comparisons[1].parity)
     end)
 
     it("starts none for which there is no time", function()
@@ -291,10 +323,14 @@ describe("the benchmark", function()
       refuses("--scheme abc: expected one of awc, atc", "--scheme abc")
       refuses("--warmup 2 and --steps 100 are more than the 4 steps", "--steps 100 --set training.max_tokens=1024")
       refuses("--data cache needs data.cache_dir", "--data cache")
+      refuses("nowhere: not a token cache", "--data cache --set data.cache_dir=nowhere")
       refuses("--tune is for one number of workers; --num-models names 2", "--tune --num-models 2 4")
       local code, _, err = support.run("packlua recipes/benchmark.lua --resume")
       assert.equal(2, code)
       assert.is_truthy(err:find("--resume needs --output DIR", 1, true))
+      os.execute("mkdir -p " .. folder .. "/out")
+      support.write(folder .. "/out/summary.json", '{"runs": 3}')
+      refuses("summary.json is not the summary of a benchmark", "--resume")
     end)
   end)
 
@@ -308,6 +344,7 @@ describe("the benchmark", function()
     for _, axis in ipairs(tuned.axes) do
       found[axis.key] = axis.chosen
       local fastest, chosen = 0, nil
+      assert.equal(axis.before, axis.trials[1].value) -- the first to be measured
       for _, trial in ipairs(axis.trials) do
         assert.equal("ok", trial.status)
         fastest = math.max(fastest, trial.tokens_per_second.median)

@@ -55,6 +55,9 @@ local function check_settings(folder, plan)
   local path = files.join(folder, "summary.json")
   local before, message = json.read(path)
   if not before then failure.usage("--resume: %s", message) end
+  if type(before) ~= "table" or type(before.settings) ~= "table" then
+    failure.usage("--resume: %s is not the summary of a benchmark", path)
+  end
   local names = {}
   for name in pairs(plan.settings) do names[name] = true end
   for name in pairs(before.settings) do names[name] = true end
@@ -77,11 +80,14 @@ local function check_config(self, name, config)
   end
 end
 
--- The record of a candidate: what is there from before, unless that failed, or a new one.
+-- The record of a candidate: with the rounds that are there from before, if any succeeded, or a new one.
 local function open_record(self, candidate)
   local path = self:path(candidate, ".json")
   local before = files.exists(path) and json.read(path)
-  if before and before.status == "ok" then return before end
+  if before and #before.repeats > 0 then
+    if before.status ~= "ok" then before.status, before.reason = "ok", nil end
+    return before
+  end
   for _, ending in ipairs {".json", ".log", ".trace.json", ".weights.safetensors"} do
     os.remove(self:path(candidate, ending))
   end
@@ -289,7 +295,6 @@ function Benchmark:conclude()
   print("\n" .. summary.text(whole))
   print("results: " .. files.join(self.folder, "summary.md"))
   self:raise_if_interrupted(("--resume --output %s goes on"):format(self.folder))
-  for _, candidate in ipairs(self.plan.candidates) do os.remove(self:path(candidate, ".weights.safetensors")) end
   local failed = summary.count_failed(whole)
   if failed > 0 then failure.raise(EXIT_FAILED, ("%d of %d candidates have no result"):format(failed, #whole.candidates)) end
 end

@@ -4,7 +4,6 @@ local ceiling = require "pack.ceiling"
 local components = require "pack.benchmark_components"
 local config_module = require "pack.config"
 local data = require "pack.data"
-local ffi = require "ffi"
 local files = require "pack.files"
 local json = require "pack.json"
 local native = require "pack.native"
@@ -20,23 +19,14 @@ local C = native.C
 local candidate = {}
 
 local MIB = 2 ^ 20
-local TOKENS_NAME = "benchmark.tokens" -- of the stream of random numbers
 local CEILING_SECONDS = 0.2 -- for each of the products that make the ceiling
 local product_dtypes = {f64 = "f64", f32 = "f32", amp = "bf16"}
 
 -- Inputs -----------------------------------------------------------------------------------------
 
--- A stream of count random ids below vocabulary.
-local function random_tokens(seed, count, vocabulary)
-  local values, tokens = ffi.new("double[?]", count), ffi.new("int32_t[?]", count)
-  C.pk_random_uniform(seed, TOKENS_NAME, 0, count, values)
-  for i = 0, count - 1 do tokens[i] = math.floor(values[i] * vocabulary) end
-  return {tokens = tokens, count = count, vocab_size = vocabulary}
-end
-
 -- Gives a trainer the same batch at every step, of random tokens: the same samples for every number of workers.
 local function repeat_one_batch(trainer, config)
-  trainer:open_loader(random_tokens(config.data.shuffle_seed, config.training.batch_tokens + 1, config.model.vocab_size))
+  trainer:open_loader(data.synthetic(config).train)
   trainer.batches:next(trainer.host_tokens, trainer.host_targets)
   trainer.batches:close()
   local function nothing() end

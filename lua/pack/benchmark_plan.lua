@@ -107,6 +107,7 @@ local function check_schedule(options, config)
   if options.data == "cache" and not config.data.cache_dir then
     failure.usage("--data cache needs data.cache_dir, the folder of a token cache")
   end
+  if options.data == "cache" then require("pack.data").open(config) end -- refuses one that cannot be trained on
   local total, needed = require("pack.schedule").create(config).total_steps, options.warmup + options.steps + 1
   if needed > total then
     failure.usage("--warmup %d and --steps %d are more than the %d steps of the configuration; a larger "
