@@ -1,4 +1,4 @@
---- Times the heavy operations at one preset's shapes: packlua scripts/bench_ops.lua [N] [PATTERN]
+--- Times the heavy operations at one preset's shapes: packlua scripts/bench_ops.lua [N [PATTERN]]
 --
 -- One line per operation: shape, milliseconds (the best of several runs), and GFLOP/s with the share of the
 -- best large square f32 product of this session, or GB/s of what the operation must read and write.
@@ -6,10 +6,20 @@
 io.stdout:setvbuf "line"
 
 local ceiling = require "pack.ceiling"
+local failure = require "pack.failure"
 local ops = require "pack.ops"
+local options = require "pack.options"
 local tensor = require "pack.tensor"
 
-local n, pattern = tonumber(arg[1]) or 4, arg[2] or ""
+local given = options.parse {
+  recipe = "bench_ops", summary = "Times the heavy operations at the 20m preset's shapes.", arg = arg, config = false,
+  positional = {name = "N PATTERN", min = 0, max = 2,
+    help = "workers (default 4), and a pattern of Lua that names of operations match (default: all)"},
+}
+local n, pattern = tonumber(given.positional[1] or 4), given.positional[2] or ""
+if not n or n < 1 or 32 % n ~= 0 then
+  failure.usage("%s workers cannot share 32 sequences; 1, 2, 4, 8, 16 and 32 can", given.positional[1])
+end
 local d, ffn, heads, vocabulary, positions = 320, 896, 5, 32000, 1024
 local rows = 32768 / n
 local sequences, width = rows / positions, d / heads

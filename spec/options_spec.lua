@@ -1,6 +1,7 @@
 -- The command line of recipes: what is accepted, what is refused, what --help says.
 local options = require "pack.options"
 local schema = require "pack.schema"
+local support = require "spec.support.helper"
 
 local function spec_with(arguments, changes)
   local spec = {
@@ -96,6 +97,17 @@ describe("A recipe's command line", function()
 end)
 
 describe("--help", function()
+  it("names the script that was called", function()
+    local code, out = support.run("packlua scripts/bench_ops.lua --help")
+    assert.equal(0, code)
+    assert.is_truthy(out:find("usage: packlua scripts/bench_ops.lua [options] [N PATTERN...]", 1, true))
+    local err
+    code, out, err = support.run("packlua scripts/bench_ops.lua 3")
+    assert.equal(2, code)
+    assert.equal("", out)
+    assert.is_truthy(err:find("3 workers cannot share 32 sequences", 1, true))
+  end)
+
   it("shows this text", function()
     local expected = [[
 usage: packlua recipes/train.lua [options]

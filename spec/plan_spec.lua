@@ -65,6 +65,13 @@ describe("a forecast", function()
     assert.is_truthy(out:find("the most workers in 9000.0 MiB: ", 1, true))
   end)
 
+  it("refuses a device that cannot be opened before it shows anything", function()
+    local code, out, err = support.run("PACKLUA_ISA=none packlua recipes/train.lua --plan --device cpu")
+    assert.equal(2, code)
+    assert.equal("", out)
+    assert.equal("packlua: PACKLUA_ISA=none is not an instruction set of this build\n", err)
+  end)
+
   it("says when no number of workers fits", function()
     local code, _, err = support.run("packlua recipes/train.lua --plan --memory 1")
     assert.equal(1, code)

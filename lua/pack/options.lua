@@ -91,7 +91,8 @@ local function usage_line(spec)
     rest = " " .. positional.name .. dots
     if (positional.min or 0) == 0 then rest = " [" .. positional.name .. dots .. "]" end
   end
-  return ("usage: packlua recipes/%s.lua [options]%s"):format(spec.recipe, rest)
+  local script = spec.arg and spec.arg[0] or ("recipes/%s.lua"):format(spec.recipe)
+  return ("usage: packlua %s [options]%s"):format(script, rest)
 end
 
 --- The text that --help shows.

@@ -3,7 +3,6 @@
 -- A forecast builds the trainer in a context that counts memory without taking it, and records one step. What it
 -- says is what the allocator's peak will be.
 local config_module = require "pack.config"
-local context = require "pack.context"
 local failure = require "pack.failure"
 local progress = require "pack.progress"
 local runtime = require "pack.runtime"
@@ -16,8 +15,8 @@ local MIB = 1024 * 1024
 -- The device that a forecast is for: its kernels and threads, none of its memory.
 local function forecast_context(config)
   local settings = config.runtime
-  return context.create {device = runtime.device(settings.device), threads = settings.threads or nil, forecast = true,
-    deterministic = settings.deterministic, attention = runtime.attention(settings.attention)}
+  return runtime.context {device = runtime.device(settings.device), threads = settings.threads, forecast = true,
+    deterministic = settings.deterministic, attention = settings.attention}
 end
 
 --- The memory of a resolved configuration's training step in bytes: parameters, gradients, moments, data, activations,
@@ -88,6 +87,7 @@ end
 function plan.print(path, settings, options)
   local config = config_module.load(path, settings)
   local counts = options.num_models or {config.decentralized.num_models}
+  forecast_context(config):close() -- refuses a device that is not there
   print(("memory of a training step in MiB, %d parameters per worker, %s targets a step"):format(
     config_module.parameters(config.model), progress.count(config.training.batch_tokens)))
   print(line("workers", {unpack(columns)}))

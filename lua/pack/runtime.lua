@@ -30,13 +30,14 @@ end
 local function try_device(settings, name)
   local good, opened = pcall(context.create, {device = name,
     threads = settings.threads or nil, memory_limit_mib = settings.memory_limit_mib or nil,
-    deterministic = settings.deterministic or nil, attention = runtime.attention(settings.attention)})
+    deterministic = settings.deterministic or nil, attention = runtime.attention(settings.attention),
+    forecast = settings.forecast})
   if good then return opened end
   return nil, (tostring(opened):gsub("^[^ ]*:%d+: ", ""))
 end
 
---- A context of settings (device, threads, memory_limit_mib; false or nil: as context.create has it). A
--- device that is not there is the user's mistake: a usage error.
+--- A context of settings (device, threads, memory_limit_mib, deterministic, attention, forecast; false or nil: as
+-- context.create has it). A device that is not there is the user's mistake: a usage error.
 function runtime.context(settings)
   local opened, message = try_device(settings, settings.device)
   if not opened then failure.usage("%s", message) end
