@@ -107,6 +107,15 @@ describe("a product by a primitive", function()
   end)
 end)
 
+describe("PACKLUA_PRODUCTS", function()
+  it("is refused where it asks for what there is not", function()
+    local code, out, problem = support.run "PACKLUA_PRODUCTS=fast packlua -e 'print(require(\"pack\").tensor.ones {1})'"
+    assert.equal(1, code)
+    assert.equal("", out)
+    assert.is_truthy(problem:find("PACKLUA_PRODUCTS=fast: 'primitives' is all that it can ask for", 1, true))
+  end)
+end)
+
 describe("the libraries' products", function()
   it("start no threads beside the pool's", function()
     local code, output, problem = support.run [[packlua -e '

@@ -72,6 +72,14 @@ static pk_status choose_set(const instruction_set **chosen) {
   return pk_fail(PK_INVALID, "PACKLUA_ISA=%s is not an instruction set of this build", cap);
 }
 
+/* Refuses a PACKLUA_PRODUCTS that onednn.c does not know. */
+static pk_status check_products(void) {
+  const char *products = getenv("PACKLUA_PRODUCTS");
+  if (!products || !*products || strcmp(products, "primitives") == 0) return PK_OK;
+  return pk_fail(PK_INVALID, "PACKLUA_PRODUCTS=%s: 'primitives' is all that it can ask for",
+                 products);
+}
+
 static pk_status allocate(pk_device *device, int64_t bytes, void **memory) {
   (void)device;
   void *block;
@@ -193,6 +201,7 @@ pk_threads *pk_cpu_threads(const pk_call *call) {
 pk_status pk_cpu_device_create(pk_device **device, int64_t threads) {
   const instruction_set *set;
   pk_status status = choose_set(&set);
+  if (!status) status = check_products();
   if (status != PK_OK) return status;
   cpu_device *cpu = calloc(1, sizeof *cpu);
   if (!cpu) return pk_fail(PK_NO_MEMORY, "no host memory for the CPU device");

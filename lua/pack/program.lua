@@ -34,8 +34,13 @@ local function inputs_like(given)
   return inputs
 end
 
-local function check_results(results)
-  for i = 1, #results do
+-- All values, with nils among them: their number as n.
+local function pack_values(...)
+  return {n = select("#", ...), ...}
+end
+
+local function check_results(results, count)
+  for i = 1, count do
     if not dispatch.is_tensor(results[i]) then
       caller.raise("compile: result %d is a %s, not a tensor", i, type(results[i]))
     end
@@ -60,14 +65,14 @@ function program.record(fn, inputs, device, options)
   check_ok(C.pk_program_begin(handle, made))
   local self = setmetatable({handle = ffi.gc(made[0], C.pk_program_free), inputs = inputs, context = handle}, Program)
   dispatch.recording = true
-  local outcome = {pcall(fn, unpack(inputs))}
+  local outcome = pack_values(pcall(fn, unpack(inputs)))
   dispatch.recording = false
   if not outcome[1] then
     self:free()
     error(outcome[2], 0)
   end
-  self.results = {unpack(outcome, 2)}
-  local ok, message = pcall(check_results, self.results)
+  self.results = {unpack(outcome, 2, outcome.n)}
+  local ok, message = pcall(check_results, self.results, outcome.n - 1)
   if not ok then
     self:free()
     error(message, 0)
