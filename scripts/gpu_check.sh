@@ -59,6 +59,9 @@ if [[ $carry ]]; then
   (cd .carry/packages && apt-get download "${packages[@]}") || exit 1
   for package in .carry/packages/*.deb; do dpkg -x "$package" .carry || exit 1; done
   rm -r .carry/packages
+  find .carry -name '*.a' -delete # programs are linked with the shared ones
+  # shellcheck disable=SC2016 # expanded by pkg-config
+  sed -i 's|=/usr|=${pcfiledir}/../../..|' .carry/usr/lib/*/pkgconfig/*.pc
   du -sh .carry
   exit 0
 fi
@@ -147,6 +150,7 @@ specs_on_device() {
   local specs=(elementwise reduce move matmul embedding norm rope attention loss train_ops grad gradcheck second_order
     model optim trainer program recorded)
   if [[ $quick ]]; then specs=(matmul attention loss model trainer recorded); fi
+  if [[ $quick && $device == emu ]]; then specs=(matmul loss recorded); fi
   specs=("${specs[@]/#/spec/}")
   PACKLUA_DEVICE=$device busted --exclude-tags=cpu "${specs[@]/%/_spec.lua}"
 }

@@ -132,7 +132,7 @@ describe("a compiled function", function()
     own:close()
   end)
 
-  it("says which operation failed when it runs", function()
+  it("says which operation failed when it runs #cpu", function()
     local weight = tensor.zeros({1, 4, 2}, "f32")
     local f = program.compile(function(ids) return ops.embedding(weight, ids) end)
     f(tensor.from({{1, 2}}, "i32"))
