@@ -202,8 +202,12 @@ static __device__ __forceinline__ void soften(float (&s)[N][4], float (&o)[K / 8
   }
 }
 
+// Blocks of the forward pass that a multiprocessor has shared memory for: their registers are no
+// scarcer than that.
+template <int K> static constexpr int RESIDENT = K == 64 ? 3 : 2;
+
 template <int K>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS, RESIDENT<K>)
     forward(pk_attention_shape shape, operand q, operand k, operand v, result o, result lse) {
   PK_DYNAMIC_SHARED(pk_bf16, shared);
   constexpr int tile_size = ROWS * STEP<K>;

@@ -39,6 +39,27 @@ static __device__ __forceinline__ void keep(const pk_reduction &job, void *y, in
   }
 }
 
+// Combines elements first, first + step, ... below end of those that one result is made of; x is
+// where the first of them all is. Elements at equal distances need no division to be found.
+template <class T>
+static __device__ __forceinline__ double total_of(const pk_reduction &job, const T *x,
+                                                  int64_t first, int64_t end, int step) {
+  double total = job.largest ? -INFINITY : 0;
+  if (job.reduced.rank == 1) {
+    int64_t stride = job.reduced.strides[0][0];
+#pragma unroll 4
+    for (int64_t i = first; i < end; i += step) total = combine(job.largest, total, x[i * stride]);
+    return total;
+  }
+#pragma unroll 1
+  for (int64_t i = first; i < end; i += step) {
+    int64_t at[1];
+    pk_strided_offsets(job.reduced, i, at);
+    total = combine(job.largest, total, x[at[0]]);
+  }
+  return total;
+}
+
 // A thread per result and chunk, so that neighbours read neighbours.
 template <class T>
 static __global__ void __launch_bounds__(THREADS) columns(pk_reduction job, void *y, const T *x) {
@@ -47,14 +68,7 @@ static __global__ void __launch_bounds__(THREADS) columns(pk_reduction job, void
        item += step) {
     int64_t result = item % job.kept.count, chunk = item / job.kept.count, place[2];
     pk_strided_offsets(job.kept, result, place);
-    double total = job.largest ? -INFINITY : 0;
-    int64_t end = end_of(job, chunk);
-#pragma unroll 4
-    for (int64_t i = chunk * job.chunk_length; i < end; i++) {
-      int64_t at[1];
-      pk_strided_offsets(job.reduced, i, at);
-      total = combine(job.largest, total, x[place[1] + at[0]]);
-    }
+    double total = total_of(job, x + place[1], chunk * job.chunk_length, end_of(job, chunk), 1);
     keep(job, y, place[0], result, chunk, total);
   }
 }
@@ -68,14 +82,8 @@ static __global__ void __launch_bounds__(THREADS) rows(pk_reduction job, void *y
        item += step) {
     int64_t result = item % job.kept.count, chunk = item / job.kept.count, place[2];
     pk_strided_offsets(job.kept, result, place);
-    double total = job.largest ? -INFINITY : 0;
-    int64_t end = end_of(job, chunk);
-#pragma unroll 4
-    for (int64_t i = chunk * job.chunk_length + lane; i < end; i += 32) {
-      int64_t at[1];
-      pk_strided_offsets(job.reduced, i, at);
-      total = combine(job.largest, total, x[place[1] + at[0]]);
-    }
+    double total =
+        total_of(job, x + place[1], chunk * job.chunk_length + lane, end_of(job, chunk), 32);
     for (int apart = 16; apart > 0; apart /= 2) {
       double other = __shfl_xor_sync(0xffffffffu, total, apart);
       total = combine(job.largest, total, other);
