@@ -217,6 +217,22 @@ describe("on " .. device, function()
     end
   end
 
+  -- Matrices of several tiles, of parts of one, and of fewer rows than are worth one.
+  it("transpose of large matrices is the CPU's", function()
+    local cases = {{{33, 70}, {1, 0}}, {{2, 40, 65}, {0, 2, 1}}, {{2, 9, 3, 37}, {0, 3, 2, 1}}, {{8, 8}, {1, 0}},
+      {{7, 96}, {1, 0}}, {{2, 3, 35, 4, 33}, {0, 2, 4, 1, 3}}, {{64, 2, 32}, {1, 2, 0}}}
+    for _, case in ipairs(cases) do
+      for _, dtype in ipairs(dtypes.transpose) do
+        local values = {}
+        for i = 1, numbers.count(case[1]) do values[i] = i % 251 end -- exact in bf16
+        for _, layout in pairs(layouts) do
+          check("transpose", dtype, {inputs = {{shape = case[1], dtype = dtype, values = values}},
+            attributes = {permutation = case[2]}}, layout)
+        end
+      end
+    end
+  end)
+
   it("lacks only the operations that are known to be missing", function()
     for _, operation in ipairs(dispatch.list) do
       local sample = samples[operation.name](drawer(1), "f32")

@@ -2,6 +2,7 @@
 #include "kernels/move.h"
 
 #include "cuda/cuda.h"
+#include "cuda/strided.h"
 
 /* The copying case: an output is given, or x's stride allows no view. */
 pk_status pk_cuda_reshape(const pk_call *call) {
@@ -13,7 +14,12 @@ pk_status pk_cuda_reshape(const pk_call *call) {
 pk_status pk_cuda_transpose(const pk_call *call) {
   pk_block y = pk_block_of(call->outputs[0]);
   pk_block x = pk_block_turn(pk_block_of(call->inputs[0]), call->attributes.list);
-  return pk_cuda_copy_block(call, &y, &x);
+  const pk_block blocks[2] = {y, x};
+  pk_strided walk;
+  if (!pk_cuda_strided(&walk, 2, blocks)) return PK_OK;
+  if (!pk_turns(&walk)) return pk_cuda_copy_block(call, &y, &x);
+  return pk_cuda_launched(call,
+                          pk_launch_turn(y.size, y.data, x.data, &walk, pk_cuda_of(call)->stream));
 }
 
 pk_status pk_cuda_slice(const pk_call *call) {
