@@ -256,8 +256,7 @@ static bool processor_has_bf16(void) {
   const char *set = getenv("PACKLUA_ISA");
   if (set && *set) return false;
 #if defined(__x86_64__)
-  return __builtin_cpu_supports("avx512bf16") &&
-         (has_bf16_tiles() || !__builtin_cpu_is("intel"));
+  return __builtin_cpu_supports("avx512bf16") && (has_bf16_tiles() || !__builtin_cpu_is("intel"));
 #elif defined(__aarch64__)
   return getauxval(AT_HWCAP2) & HWCAP2_BF16;
 #else
