@@ -480,6 +480,15 @@ const pk_value *pk_value_first(const pk_value *value); /* first child, or NULL *
 const pk_value *pk_value_next(const pk_value *value);  /* next sibling, or NULL */
 const char *pk_value_key(const pk_value *value);       /* key of an object's child, or NULL */
 
+/* The byte that stands for a number in the text that pk_json_fill takes. */
+enum { PK_JSON_NUMBER = 1 };
+
+/* Writes JSON text with numbers in the places that form has for them; text has room for so many
+ * bytes: form's, and 32 more for each number and at the end. Returns the bytes written, without a
+ * NUL, or -1 if there is no room or a number is not finite, below 1e-15 and not 0, or 2^53 or more:
+ * this is for the many that are not. */
+int64_t pk_json_fill(const char *form, const double *numbers, char *text, int64_t room);
+
 /* --- safetensors --------------------------------------------------------------------------- */
 
 typedef struct pk_safetensors pk_safetensors;

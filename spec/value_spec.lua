@@ -95,6 +95,46 @@ describe("JSON written here", function()
     fails(loop, "loop.loop.*is nested deeper than 64 levels")
   end)
 
+  it("is the same of rows of numbers, whatever the numbers are", function()
+    local rows = json.rows()
+    local function check(row) assert.equal((json.encode(row)), rows:encode(row)) end
+    local bits = require("ffi").new("union {double number; uint64_t bits; uint32_t words[2];}")
+    local function check_around(x)
+      bits.number = x
+      bits.bits = bits.bits - 1
+      check {x = x, y = {-x, bits.number}}
+      bits.bits = bits.bits + 2
+      check {x = bits.number, y = {0, x}}
+    end
+    assert.equal('{"x":0.1,"y":[-0,2.5e-07]}', rows:encode {x = 0.1, y = {-0.0, 2.5e-7}})
+    assert.equal('{"x":0.30000000000000004,"y":[9007199254740991,1e-05]}',
+      rows:encode {x = 0.1 + 0.2, y = {2 ^ 53 - 1, 1e-5}})
+    for e = -1074, 1023 do check_around(2 ^ e) end
+    for e = -40, 40 do check_around(tonumber("1e" .. e)) end
+    math.randomseed(1)
+    for _ = 1, 2000 do
+      bits.words[0], bits.words[1] = math.random(0, 2 ^ 32 - 1), math.random(0, 0x7fefffff) -- no NaN
+      local x = math.random() * 10 ^ math.random(-16, 17)
+      check {x = bits.number, y = {0, 0}}
+      check {x = x, y = {tonumber(("%.7g"):format(x)), tonumber(("%.15g"):format(x))}}
+      check {x = math.random(0, 2 ^ 31) * 2 ^ math.random(-60, 20), y = {math.floor(x), -x}} -- halves of a digit
+    end
+  end)
+
+  it("is the same of rows that differ from those before", function()
+    local rows = json.rows()
+    local function check(encoder, row) assert.equal((json.encode(row)), encoder:encode(row)) end
+    for _, row in ipairs {{loss = 1.5, list = {1, 2}}, {loss = 2.5, list = {3, 4}}, {loss = 2.5, list = {3}},
+      {loss = "x", list = {3, 4}}, {loss = {1}, list = {3, 4}}, {loss = 1, list = 2}, {loss = 0 / 0, list = {1 / 0, 2}},
+      {loss = 1, list = {1, "x"}}, {loss = 3, lost = {1, 2}}, {loss = 4.5, list = {5, 6}, more = 1}, {split = "x"},
+      {split = "y"}, {split = 1}, {}, {}, {list = {}}, {list = {}}, {list = json.array {}}, {[1] = 5}, {[1] = 6},
+      {['"\1'] = 1, b = 2, c = 3, d = {4}}, {['"\1'] = 5, b = 2, c = 3, d = {4}}, {loss = 1, list = {3, 4}}} do
+      check(rows, row)
+      local own = json.rows()
+      for _ = 1, 2 do check(own, row) end
+    end
+  end)
+
   it("is indented when asked", function()
     assert.equal('{\n  "a": {\n    "b": [1, 2]\n  }\n}', (json.encode({a = {b = {1, 2}}}, {pretty = true})))
   end)

@@ -153,10 +153,10 @@ end
 
 -- Appends a line, which the system has when this returns. Never compiled: compiled code that sees a flush
 -- fail goes back to the interpreter, which flushes again, then without an error.
-local function append(file, name, line)
+local function append(self, file, name, line)
   local good, message = file:write(line, "\n")
   if good then good, message = file:flush() end
-  if not good then caller.raise("%s cannot be written: %s", name, message) end
+  if not good then caller.raise("%s cannot be written: %s", self:path(name), message) end
 end
 jit.off(append)
 
@@ -172,7 +172,7 @@ end
 local function open(folder, held, options, lines, step)
   local self = setmetatable({
     folder = folder, recipe = options.recipe, config = options.config, held = held, lines = lines,
-    began = C.pk_clock(), print_line = print,
+    began = C.pk_clock(), print_line = print, rows = json.rows(),
   }, Run)
   self.log_file = open_appending(self:path("run.log"))
   self.metrics_file = open_appending(self:path("metrics.jsonl"))
@@ -297,7 +297,7 @@ end
 function Run:note(text, ...)
   refuse_closed(self)
   local line = select("#", ...) > 0 and text:format(...) or text
-  append(self.log_file, self:path("run.log"), utc() .. " " .. line:gsub("\n", "\n  "))
+  append(self, self.log_file, "run.log", utc() .. " " .. line:gsub("\n", "\n  "))
 end
 
 --- Prints a line (printf style) and writes it into run.log with the time.
@@ -325,7 +325,7 @@ end
 -- loss so far is kept in best.json.
 function Run:metrics(row)
   refuse_closed(self)
-  append(self.metrics_file, self:path("metrics.jsonl"), (json.encode(row)))
+  append(self, self.metrics_file, "metrics.jsonl", self.rows:encode(row))
   self.lines = self.lines + 1
   if self.events then self.events:row(row) end
   note_best(self, row)
