@@ -64,6 +64,18 @@ describe("Progress outside of a terminal", function()
       "step 25/25 (100%)  loss 2.5\n", output())
   end)
 
+  it("asks for a text when it is shown", function()
+    local bar, _, output = stage {total = 4, terminal = false, every = 3}
+    local asked = {}
+    local function describe(row, more)
+      asked[#asked + 1] = row
+      return row .. more
+    end
+    for step = 1, 4 do bar:update(step, describe, "row " .. step, "!") end
+    assert.same({"row 1", "row 3", "row 4"}, asked)
+    assert.equal("step 1/4 (25%)  row 1!  eta 0:00\nstep 3/4 (75%)  row 3!  eta 0:00\nstep 4/4 (100%)  row 4!\n", output())
+  end)
+
   it("forecasts from the pace after the first update, which is often slow", function()
     local bar, clock, output = stage {total = 11, terminal = false}
     clock.now = clock.now + 1000

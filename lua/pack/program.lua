@@ -98,7 +98,7 @@ function Program:run()
   local status = C.pk_program_run(self.handle)
   if status == C.PK_INTERRUPTED then failure.interrupted() end
   check_ok(status)
-  if not self.said and self:remark() ~= "" then
+  if not self.said and C.pk_program_remark(self.handle)[0] ~= 0 then
     self.said = true
     self.say("packlua: a recorded program is run operation by operation: " .. self:remark() .. "\n")
   end

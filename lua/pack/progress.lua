@@ -48,6 +48,7 @@ local function join(...)
 end
 
 local function format(text, ...)
+  if type(text) == "function" then return text(...) end
   return select("#", ...) > 0 and text:format(...) or text
 end
 
@@ -127,11 +128,13 @@ local function draw(self)
   self.drawn_at = self.clock()
 end
 
---- Says that `done` of the total are done, with a text about them (printf style).
+--- Says that `done` of the total are done, with a text about them: printf style, or a function of the arguments, which
+-- is called when the text is shown.
 function Bar:update(done, text, ...)
   local first, last = not self.updated, done >= self.total
-  self.done, self.text, self.updated = done, text and format(text, ...) or "", true
+  self.done, self.updated = done, true
   local noted = first or last or done % self.every == 0
+  if noted or self.terminal then self.text = text and format(text, ...) or "" end
   if self.terminal then
     if last or self.clock() - self.drawn_at >= REDRAW_SECONDS then draw(self) end
     if noted and self.log then self.log:note("%s", plain_line(self)) end

@@ -111,12 +111,18 @@ end
 
 --- The epoch, from 1, that step t belongs to.
 function Schedule:epoch_of_step(t)
-  return epoch_reaching(self, t + 1)
+  if not (self.epoch and t >= self.epoch_first and t < self.epoch_end) then -- not that of the call before
+    self.epoch = epoch_reaching(self, t + 1)
+    self.epoch_first = self:steps_after_epoch(self.epoch - 1)
+    self.epoch_end = self:steps_after_epoch(self.epoch)
+  end
+  return self.epoch
 end
 
 --- Whether step t is the last of its epoch.
 function Schedule:ends_epoch(t)
-  return t + 1 == self:steps_after_epoch(self:epoch_of_step(t))
+  self:epoch_of_step(t)
+  return t + 1 == self.epoch_end
 end
 
 --- Tokens, over all workers, that have been trained on when step t ends.

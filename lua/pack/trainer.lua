@@ -19,6 +19,19 @@ local trainer = {}
 local Trainer = {}
 Trainer.__index = Trainer
 
+-- gamma W + (1 - gamma) I as rows; without W, I.
+local function consensus_matrix(n, gamma, w)
+  local rows = {}
+  for i = 1, n do
+    rows[i] = {}
+    for j = 1, n do
+      local identity = i == j and 1 or 0
+      rows[i][j] = w and gamma * w[i][j] + (1 - gamma) * identity or identity
+    end
+  end
+  return rows
+end
+
 --- A trainer for a resolved configuration.
 -- options: context, train and validation (token streams, see pack.data; without train it can be planned, not
 -- run), validation_complete (true), fused (see optim.adamw), dtype of parameters and arithmetic (f32; f64 to check).
@@ -41,6 +54,7 @@ function trainer.create(config, options)
     {scheme = decentralized.scheme, fused = options.fused})
   if options.train then self:open_loader(options.train) end
   self.validation, self.validation_complete = options.validation, options.validation_complete ~= false
+  self.identity = consensus_matrix(self.num_models)
   self.step_number, self.mixings = 0, 0
   self:allocate_batch()
   return self
@@ -88,19 +102,11 @@ function Trainer:allocate_batch()
   self.host_targets = ffi.new("int32_t[?]", self.accumulation * self.micro_elements)
 end
 
--- W' = gamma W + (1 - gamma) I as rows, for the coming mixing; I when this step does not mix.
+-- W' = gamma W + (1 - gamma) I for the coming mixing; I when this step does not mix.
 function Trainer:mixing_matrix(gamma, mixes)
-  local n = self.num_models
-  local w = mixes and self.topology:matrix(self.mixings)
-  local rows = {}
-  for i = 1, n do
-    rows[i] = {}
-    for j = 1, n do
-      local identity = i == j and 1 or 0
-      rows[i][j] = w and gamma * w[i][j] + (1 - gamma) * identity or identity
-    end
-  end
-  return rows
+  if not mixes then return self.identity end
+  local w = self.topology:matrix(self.mixings)
+  return gamma == 1 and w or consensus_matrix(self.num_models, gamma, w)
 end
 
 -- Writes the host's batch into device memory.
@@ -131,12 +137,14 @@ function Trainer:launch()
   return losses, counts, self.optimizer:update(losses, counts)
 end
 
+local function record_step(self)
+  return program.record(function() return self:launch() end, {}, self.context,
+    {recompute = self.config.runtime.recompute})
+end
+
 --- The step as a recorded program; made at first use.
 function Trainer:recorded()
-  if not self.program then
-    self.program = program.record(function() return self:launch() end, {}, self.context,
-      {recompute = self.config.runtime.recompute})
-  end
+  self.program = self.program or record_step(self)
   return self.program
 end
 
@@ -146,7 +154,8 @@ function Trainer:run_step()
   local recorded = self:recorded()
   recorded:run()
   self.optimizer:updated()
-  return unpack(recorded.results)
+  local results = recorded.results
+  return results[1], results[2], results[3]
 end
 
 local function per_worker(n, values, counts)

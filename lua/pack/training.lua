@@ -10,6 +10,10 @@ local training = {}
 
 local EXIT_FAILED = 1
 
+local function describe(row)
+  return ("loss %.3f, %s tok/s"):format(row.loss, progress.count(row.tokens_per_second))
+end
+
 local function take_steps(trainer, run, options)
   local config = trainer.config
   local every, total = config.training.log_every, trainer.total_steps
@@ -24,7 +28,7 @@ local function take_steps(trainer, run, options)
     if options.on_step then options.on_step(row, trainer) end
     run:metrics(row)
     if row.step > first then rates[#rates + 1] = row.tokens_per_second end -- the first one warms up
-    bar:update(step, "loss %.3f, %s tok/s", row.loss, progress.count(row.tokens_per_second))
+    bar:update(step, describe, row)
     if trainer.schedule:ends_epoch(row.step) and step < total then
       local held_out = trainer:evaluate {blocks = config.evaluation.subset_blocks}
       if options.on_epoch then options.on_epoch(held_out, trainer) end
