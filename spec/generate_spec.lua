@@ -148,5 +148,6 @@ describe("Continuing a text", function()
 
   it("can be shown without its control characters", function()
     assert.equal("a\tb\n?c??d\195\164?", generate.printable("a\tb\n\27c\0\rd\195\164\127"))
+    assert.equal("a\239\191\189?\194\160\239\191\189", generate.printable("a\155\194\155\194\160\195")) -- bytes and C1
   end)
 end)

@@ -3,6 +3,7 @@ local ffi = require "ffi"
 local native = require "pack.native"
 local ops = require "pack.ops"
 local tensor = require "pack.tensor"
+local utf8 = require "pack.utf8"
 
 local generate = {}
 
@@ -84,10 +85,10 @@ function generate.text(model, tokenizer, prompt, options)
   return tokenizer:decode(ids):sub(#before + 1)
 end
 
---- A text with control characters, but for tabs and ends of lines, as "?": made-up bytes could set a
--- terminal's modes.
+--- A text with control characters, but for tabs and ends of lines, as "?", and U+FFFD for bytes that are not UTF-8:
+-- made-up bytes could set a terminal's modes.
 function generate.printable(text)
-  return (text:gsub("[%z\1-\8\11-\31\127]", "?"))
+  return (utf8.clean(text):gsub("[%z\1-\8\11-\31\127]", "?"):gsub("\194[\128-\159]", "?"))
 end
 
 return generate
