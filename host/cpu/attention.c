@@ -12,10 +12,10 @@
 enum { ROWS = 64 };
 
 typedef struct attention_job {
-  const pk_tensor *q, *k, *v, *g, *o; /* [N, B, T, H, K] */
-  const pk_tensor *lse;               /* [N, B, H, T] */
-  pk_tensor *out[3];                  /* o and lse, or the gradients of q, k, v */
-  char *scratch;                      /* [threads, scratch_bytes] */
+  const pk_tensor *q, *k, *v, *g; /* [N, B, T, H, K] */
+  const pk_tensor *lse;           /* [N, B, H, T] */
+  pk_tensor *out[3];              /* o and lse, or the gradients of q, k, v */
+  char *scratch;                  /* [threads, scratch_bytes] */
   int64_t scratch_bytes;
   int64_t sequences, length, heads, width;
   int64_t ld; /* elements from one row of scores to the next */
@@ -79,7 +79,6 @@ static attention_job backward_job(const pk_call *call) {
   job.g = call->inputs[0];
   job.k = call->inputs[2];
   job.v = call->inputs[3];
-  job.o = call->inputs[4];
   job.lse = call->inputs[5];
   for (int o = 0; o < 3; o++) job.out[o] = call->outputs[o];
   return job;

@@ -62,13 +62,13 @@ static void NAMED(head_forward)(const attention_job *job, int64_t head, void *sc
 }
 
 /* In place: scores become P = e^(s - lse), dP becomes P (dP - delta); 0 where the row does not see.
- */
+ * delta is dO . O, which is taken as P . dP: then a row's gradients add up to 0 as closely as these
+ * very P and dP allow, however lse and O were rounded. */
 static void NAMED(score_gradients)(const attention_job *job, REAL *restrict p, REAL *restrict dp,
-                                   int64_t seen, int64_t visible, REAL lse, REAL delta) {
-  for (int64_t j = 0; j < seen; j++) {
-    p[j] = NAMED(flushed)(REAL_EXP(p[j] - lse));
-    dp[j] = NAMED(flushed)(p[j] * (dp[j] - delta));
-  }
+                                   int64_t seen, int64_t visible, REAL lse) {
+  for (int64_t j = 0; j < seen; j++) p[j] = NAMED(flushed)(REAL_EXP(p[j] - lse));
+  REAL delta = NAMED(row_dot)(p, dp, seen);
+  for (int64_t j = 0; j < seen; j++) dp[j] = NAMED(flushed)(p[j] * (dp[j] - delta));
   memset(p + seen, 0, (size_t)(visible - seen) * sizeof *p);
   memset(dp + seen, 0, (size_t)(visible - seen) * sizeof *dp);
   if (!job->rounds) return;
@@ -86,7 +86,6 @@ static void NAMED(head_backward)(const attention_job *job, int64_t head, void *s
   NAMED(gather_head)(job, job->v, head, false, v);
   NAMED(gather_head)(job, job->g, head, job->rounds, g);
   memset(k_grad, 0, (size_t)(2 * length * width) * sizeof *k_grad);
-  const REAL *o = (const REAL *)pk_tensor_data(job->o) + head_start(job, head, job->o->stride);
   const REAL *lse = (const REAL *)pk_tensor_data(job->lse) + lse_start(job, head, job->lse->stride);
   REAL *q_grad = (REAL *)pk_tensor_data(job->out[0]) + head_start(job, head, job->out[0]->stride);
   REAL scale = (REAL)job->scale;
@@ -96,9 +95,8 @@ static void NAMED(head_backward)(const attention_job *job, int64_t head, void *s
     NAMED(scores)(job, q_block, k, rows, visible, p);
     REAL_GEMM(false, true, rows, visible, width, 1, g_block, width, v, width, 0, dp, ld);
     for (int64_t i = 0; i < rows; i++) {
-      REAL delta = NAMED(row_dot)(g_block + i * width, o + (first + i) * spread, width);
-      NAMED(score_gradients)
-      (job, p + i * ld, dp + i * ld, first + i + 1, visible, lse[first + i], delta);
+      REAL *p_row = p + i * ld, *dp_row = dp + i * ld;
+      NAMED(score_gradients)(job, p_row, dp_row, first + i + 1, visible, lse[first + i]);
     }
     REAL_GEMM(false, false, rows, width, visible, scale, dp, ld, k, width, 0,
               q_grad + first * spread, spread);
