@@ -115,7 +115,9 @@ static bool may_repeat(const pass *self, int64_t i) {
   case PK_OP_cast:
   case PK_OP_rmsnorm:
   case PK_OP_rope:
+  case PK_OP_rope_split:
   case PK_OP_swiglu:
+  case PK_OP_swiglu_split:
     break;
   case PK_OP_matmul:
     if (self->products) break;
@@ -138,6 +140,21 @@ static bool is_there(const record *one, int64_t reader, int64_t at) {
   return !one->storage->planned || one->storage->kept || (!one->dropped && one->last_use >= at);
 }
 
+/* Where a dropped result is made again: before its late use, or before another's chain needs it. */
+static int64_t made_at(const record *one) {
+  return one->needed < one->late ? one->needed : one->late;
+}
+
+static bool follow(const pass *self, const record *one, int64_t at, int depth, bool choose,
+                   double *operations);
+
+/* Whether a dropped result is made again by `at`, or can be: its own chain then runs earlier. */
+static bool can_be_made(const pass *self, const record *one, int64_t at, int depth, bool choose) {
+  double already_counted = 0;
+  if (!one->dropped || one->late - at > MOST_EARLY) return false;
+  return made_at(one) <= at || follow(self, one, at, depth, choose, &already_counted);
+}
+
 /* Follows the chain that makes a storage again right before `at`, and adds up its products'
  * operations; to choose it, it notes what the chain reads. False if there is no such chain. */
 static bool follow(const pass *self, const record *one, int64_t at, int depth, bool choose,
@@ -148,9 +165,7 @@ static bool follow(const pass *self, const record *one, int64_t at, int depth, b
   for (int i = 0; i < entry->call.n_inputs; i++) {
     record *input = record_of(self, entry->tensors[i].storage);
     if (!input) continue;
-    bool there = is_there(input, one->writer, at);
-    bool made = input->dropped && input->late - at <= MOST_EARLY;
-    if (!there && !made &&
+    if (!is_there(input, one->writer, at) && !can_be_made(self, input, at, depth + 1, choose) &&
         (input->dropped || !follow(self, input, at, depth + 1, choose, operations)))
       return false;
     if (choose && at < input->needed) input->needed = at;
@@ -164,7 +179,7 @@ static bool can_drop(const pass *self, const record *one, double *operations) {
   if (one->late < 0 || one->dropped || !storage->planned || storage->kept) return false;
   if (one->late - one->needed > MOST_EARLY) return false;
   *operations = 0;
-  return follow(self, one, one->late, 0, false, operations);
+  return follow(self, one, made_at(one), 0, false, operations);
 }
 
 /* The result that is best dropped next, or NULL. */
@@ -188,7 +203,7 @@ static void choose_all(pass *self) {
   record *one;
   while ((one = choose(self))) {
     double operations = 0;
-    follow(self, one, one->late, 0, true, &operations);
+    follow(self, one, made_at(one), 0, true, &operations);
     self->budget -= operations;
     one->dropped = true;
   }
