@@ -20,6 +20,14 @@ static __global__ void __launch_bounds__(THREADS)
   cosines[length * pairs + i] = pk_to<T>(inverse ? -sin(angle) : sin(angle));
 }
 
+// The start of a head of a worker's row.
+template <class T>
+static __device__ __forceinline__ T *head_at(const pk_rope_side &side, int64_t worker, int64_t row,
+                                             unsigned head, int64_t width) {
+  return pk_row<T>(side.parts[head / side.heads], worker) +
+         (row * side.heads + head % side.heads) * width;
+}
+
 // A block has some rows with all their heads; a thread turns `width` pairs of elements.
 template <class X, class Y, int width>
 static __global__ void __launch_bounds__(THREADS) turn(pk_rope_job job, int rows_of_block) {
@@ -34,20 +42,27 @@ static __global__ void __launch_bounds__(THREADS) turn(pk_rope_job job, int rows
     if (index >= job.workers * job.rows) break;
     int64_t worker = index / job.rows, row = index % job.rows;
     unsigned head = i % of_row / packs, k = i % packs * width;
-    int64_t start = (row * job.heads + head) * 2 * job.half + k;
-    int64_t angle = row % job.length * job.half + k;
-    const X *x = pk_row<const X>(job.x, worker) + start;
+    const X *x = head_at<const X>(job.x, worker, row, head, 2 * job.half) + k;
     From a = *reinterpret_cast<const From *>(x);
     From b = *reinterpret_cast<const From *>(x + job.half);
-    From c = *reinterpret_cast<const From *>(cosines + angle);
-    From s = *reinterpret_cast<const From *>(sines + angle);
     To first_half, second_half;
+    if (head < job.turned) {
+      int64_t angle = row % job.length * job.half + k;
+      From c = *reinterpret_cast<const From *>(cosines + angle);
+      From s = *reinterpret_cast<const From *>(sines + angle);
 #pragma unroll
-    for (int e = 0; e < width; e++) {
-      first_half.at[e] = pk_to<Y>(a.at[e] * c.at[e] - b.at[e] * s.at[e]);
-      second_half.at[e] = pk_to<Y>(b.at[e] * c.at[e] + a.at[e] * s.at[e]);
+      for (int e = 0; e < width; e++) {
+        first_half.at[e] = pk_to<Y>(a.at[e] * c.at[e] - b.at[e] * s.at[e]);
+        second_half.at[e] = pk_to<Y>(b.at[e] * c.at[e] + a.at[e] * s.at[e]);
+      }
+    } else {
+#pragma unroll
+      for (int e = 0; e < width; e++) {
+        first_half.at[e] = pk_to<Y>(a.at[e]);
+        second_half.at[e] = pk_to<Y>(b.at[e]);
+      }
     }
-    Y *y = pk_row<Y>(job.y, worker) + start;
+    Y *y = head_at<Y>(job.y, worker, row, head, 2 * job.half) + k;
     *reinterpret_cast<To *>(y) = first_half;
     *reinterpret_cast<To *>(y + job.half) = second_half;
   }
@@ -67,13 +82,19 @@ static cudaError_t run(const pk_rope_job &job, cudaStream_t stream) {
                    dim3(THREADS), 0, stream, job, rows_of_block);
 }
 
+// Whether four elements at once are aligned in every part; those that are not there are.
+static bool fits(const pk_rope_side &side, int64_t size) {
+  for (const pk_rows &part : side.parts)
+    if (!pk_rows_fit(part, size, 4)) return false;
+  return true;
+}
+
 extern "C" cudaError_t pk_launch_rope(const pk_rope_job *job, cudaStream_t stream) {
   bool wide = job->dtype == PK_F64, to_bf16 = job->y_dtype == PK_BF16;
   cudaError_t error = wide ? make_table<double>(*job, stream) : make_table<float>(*job, stream);
   if (error != cudaSuccess) return error;
   if (wide) return run<double, double, 1>(*job, stream);
-  bool packed =
-      job->half % 4 == 0 && pk_rows_fit(job->x, 4, 4) && pk_rows_fit(job->y, to_bf16 ? 2 : 4, 4);
+  bool packed = job->half % 4 == 0 && fits(job->x, 4) && fits(job->y, to_bf16 ? 2 : 4);
   if (to_bf16)
     return packed ? run<float, pk_bf16, 4>(*job, stream) : run<float, pk_bf16, 1>(*job, stream);
   return packed ? run<float, float, 4>(*job, stream) : run<float, float, 1>(*job, stream);

@@ -11,11 +11,17 @@
 extern "C" {
 #endif
 
-/* y = x [N, rows, heads, 2 half], whose row r is at position r mod length; y may be in x's memory
- * if it is of its dtype. */
+/* Heads in one tensor [N, rows, heads, 2 half], or one after the other in three of them. */
+typedef struct pk_rope_side {
+  pk_rows parts[3]; /* those that there are; the others are NULL */
+  unsigned heads;   /* of each */
+} pk_rope_side;
+
+/* y = x [N, rows, heads, 2 half], whose row r is at position r mod length, the first `turned` heads
+ * turned and the others as they are; y may be in x's memory if both are one tensor of one dtype. */
 typedef struct pk_rope_job {
-  pk_rows x, y;
-  int64_t workers, rows, length, heads, half;
+  pk_rope_side x, y;
+  int64_t workers, rows, length, heads, turned, half;
   double theta;
   bool inverse;
   int dtype, y_dtype; /* y may be bf16 where x is f32 */

@@ -17,7 +17,7 @@ static __device__ __forceinline__ double logistic(double x) {
   return (x < 0 ? e : 1.0) / (1.0 + e);
 }
 
-// The elements of a thread: where they start in each worker's row, from the pack's number.
+// The elements of a thread: where they start in a worker's row of y or g, and in one of gate or up.
 struct Place {
   int64_t worker, element;
 };
@@ -26,6 +26,10 @@ static __device__ __forceinline__ Place place_of(const pk_swiglu_job &job, int64
   if (job.workers == 1) return {0, index * width};
   int64_t packs = job.inner / width;
   return {index / packs, index % packs * width};
+}
+static __device__ __forceinline__ Place spread(const pk_swiglu_job &job, Place place) {
+  if (job.row > 0) place.element += place.element / job.row * job.row;
+  return place;
 }
 
 template <class T, int width>
@@ -43,8 +47,8 @@ template <class X, class Y, int width>
 static __global__ void __launch_bounds__(THREADS) forward(pk_swiglu_job job, int64_t packs) {
   int64_t step = static_cast<int64_t>(gridDim.x) * THREADS;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; i < packs; i += step) {
-    Place place = place_of<width>(job, i);
-    pk_pack<X, width> gate = load<X, width>(job.gate, place), up = load<X, width>(job.up, place);
+    Place place = place_of<width>(job, i), wide = spread(job, place);
+    pk_pack<X, width> gate = load<X, width>(job.gate, wide), up = load<X, width>(job.up, wide);
     pk_pack<Y, width> y;
 #pragma unroll
     for (int e = 0; e < width; e++)
@@ -58,8 +62,8 @@ template <class X, class Y, int width>
 static __global__ void __launch_bounds__(THREADS) backward(pk_swiglu_job job, int64_t packs) {
   int64_t step = static_cast<int64_t>(gridDim.x) * THREADS;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; i < packs; i += step) {
-    Place place = place_of<width>(job, i);
-    pk_pack<X, width> gate = load<X, width>(job.gate, place), up = load<X, width>(job.up, place);
+    Place place = place_of<width>(job, i), wide = spread(job, place);
+    pk_pack<X, width> gate = load<X, width>(job.gate, wide), up = load<X, width>(job.up, wide);
     pk_pack<X, width> g = load<X, width>(job.g, place);
     pk_pack<Y, width> of_gate, of_up;
 #pragma unroll
@@ -68,26 +72,35 @@ static __global__ void __launch_bounds__(THREADS) backward(pk_swiglu_job job, in
       of_gate.at[e] = pk_to<Y>(g.at[e] * up.at[e] * (s + silu * (X(1) - s)));
       of_up.at[e] = pk_to<Y>(g.at[e] * silu);
     }
-    store(job.gate_grad, place, of_gate);
-    store(job.up_grad, place, of_up);
+    store(job.gate_grad, wide, of_gate);
+    store(job.up_grad, wide, of_up);
   }
 }
 
-// The job as one row where there is no space between the workers' rows.
-static pk_swiglu_job joined(const pk_swiglu_job &job, int count, const pk_rows *const *operands) {
+// One of a job's operands.
+struct Operand {
+  pk_rows rows;
+  bool is_result, is_wide; // is_wide: of gate and up
+};
+
+// The job as one worker's where there is no space between the workers' elements.
+static pk_swiglu_job joined(const pk_swiglu_job &job, int count, const Operand *operands) {
   pk_swiglu_job one = job;
-  for (int i = 0; i < count; i++)
-    if (operands[i]->stride != job.inner) return one;
+  for (int i = 0; i < count; i++) {
+    int64_t dense = operands[i].is_wide && job.row > 0 ? 2 * job.inner : job.inner;
+    if (operands[i].rows.stride != dense) return one;
+  }
   one.inner *= one.workers;
   one.workers = 1;
   return one;
 }
 
-static bool fits(const pk_swiglu_job &job, int inputs, int outputs,
-                 const pk_rows *const *operands) {
-  if (job.dtype != PK_F32 || job.inner % 4) return false;
-  for (int i = 0; i < inputs + outputs; i++)
-    if (!pk_rows_fit(*operands[i], i < inputs || job.y_dtype == PK_F32 ? 4 : 2, 4)) return false;
+static bool fits(const pk_swiglu_job &job, int count, const Operand *operands) {
+  if (job.dtype != PK_F32 || job.inner % 4 || job.row % 4) return false;
+  for (int i = 0; i < count; i++) {
+    int64_t size = operands[i].is_result && job.y_dtype != PK_F32 ? 2 : 4;
+    if (!pk_rows_fit(operands[i].rows, size, 4)) return false;
+  }
   return true;
 }
 
@@ -99,9 +112,10 @@ static cudaError_t run(kernel made, const pk_swiglu_job &job, int width, cudaStr
 }
 
 extern "C" cudaError_t pk_launch_swiglu(const pk_swiglu_job *wanted, cudaStream_t stream) {
-  const pk_rows *operands[3] = {&wanted->gate, &wanted->up, &wanted->y};
+  const Operand operands[3] = {
+      {wanted->gate, false, true}, {wanted->up, false, true}, {wanted->y, true, false}};
   pk_swiglu_job job = joined(*wanted, 3, operands);
-  bool packed = fits(job, 2, 1, operands), to_bf16 = job.y_dtype == PK_BF16;
+  bool packed = fits(job, 3, operands), to_bf16 = job.y_dtype == PK_BF16;
   if (job.dtype == PK_F64) return run(forward<double, double, 1>, job, 1, stream);
   if (packed)
     return run(to_bf16 ? forward<float, pk_bf16, 4> : forward<float, float, 4>, job, 4, stream);
@@ -109,10 +123,13 @@ extern "C" cudaError_t pk_launch_swiglu(const pk_swiglu_job *wanted, cudaStream_
 }
 
 extern "C" cudaError_t pk_launch_swiglu_grad(const pk_swiglu_job *wanted, cudaStream_t stream) {
-  const pk_rows *operands[5] = {&wanted->g, &wanted->gate, &wanted->up, &wanted->gate_grad,
-                                &wanted->up_grad};
+  const Operand operands[5] = {{wanted->g, false, false},
+                               {wanted->gate, false, true},
+                               {wanted->up, false, true},
+                               {wanted->gate_grad, true, true},
+                               {wanted->up_grad, true, true}};
   pk_swiglu_job job = joined(*wanted, 5, operands);
-  bool packed = fits(job, 3, 2, operands), to_bf16 = job.y_dtype == PK_BF16;
+  bool packed = fits(job, 5, operands), to_bf16 = job.y_dtype == PK_BF16;
   if (job.dtype == PK_F64) return run(backward<double, double, 1>, job, 1, stream);
   if (packed)
     return run(to_bf16 ? backward<float, pk_bf16, 4> : backward<float, float, 4>, job, 4, stream);

@@ -50,7 +50,7 @@ local function time(name, shape, work, f)
 end
 
 local function products(dtype)
-  for _, case in ipairs {{d, d}, {ffn, d}, {d, ffn}} do
+  for _, case in ipairs {{3 * d, d}, {d, d}, {2 * ffn, d}, {d, ffn}} do -- q, k and v; out; gate and up; down
     local out, inner = unpack(case)
     local x, weight = random({n, rows, inner}, dtype), random({n, out, inner}, dtype)
     local g, y = random({n, rows, out}, dtype), tensor.zeros {n, rows, out}
@@ -113,14 +113,19 @@ local function rowwise()
     ops.rmsnorm_grad(g, x, weight, rstd, {out = {x_grad, weight_grad}})
   end)
   local size = {n, sequences, positions, heads, width}
-  local q, turned = x:reshape {shape = size}, y:reshape {shape = size}
-  time("rope", shape, {bytes = 2 * bytes}, function() ops.rope(q, {theta = 10000, out = turned}) end)
-  local gate, up, slope = random {n, rows, ffn}, random {n, rows, ffn}, random {n, rows, ffn}
-  local out, gate_grad = tensor.zeros {n, rows, ffn}, tensor.zeros {n, rows, ffn}
+  local whole = random {n, sequences, positions, 3 * heads, width}
+  local parts = {}
+  for i = 1, 3 do parts[i] = tensor.zeros(size) end
+  time("rope_split", shape, {bytes = 6 * bytes}, function() ops.rope_split(whole, {theta = 10000, out = parts}) end)
+  time("rope_join", shape, {bytes = 6 * bytes}, function()
+    ops.rope_join(parts[1], parts[2], parts[3], {theta = 10000, inverse = true, out = whole})
+  end)
+  local both, slope = random {n, rows, 2 * ffn}, random {n, rows, ffn}
+  local out, both_grad = tensor.zeros {n, rows, ffn}, tensor.zeros {n, rows, 2 * ffn}
   bytes, shape = 4 * n * rows * ffn, ("%d x [%d, %d]"):format(n, rows, ffn)
-  time("swiglu", shape, {bytes = 3 * bytes}, function() ops.swiglu(gate, up, {out = out}) end)
-  time("swiglu_grad", shape, {bytes = 5 * bytes}, function()
-    ops.swiglu_grad(slope, gate, up, {out = {gate_grad, out}})
+  time("swiglu_split", shape, {bytes = 3 * bytes}, function() ops.swiglu_split(both, {out = out}) end)
+  time("swiglu_split_grad", shape, {bytes = 5 * bytes}, function()
+    ops.swiglu_split_grad(slope, both, {out = both_grad})
   end)
 end
 

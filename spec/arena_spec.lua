@@ -31,6 +31,23 @@ describe("a layout", function()
     assert.same({1, 1, 0, 1}, blocks:totable())
   end)
 
+  it("has columns that follow each other as one, where no padding lies between them", function()
+    local joins = {{"both", {"a", "b"}}, {"apart", {"b", "c"}}, {"padded", {"odd", "last"}}}
+    local layout = arena.layout({{"a", {8, 8}}, {"b", {16, 8}}, {"odd", {3, 8}}, {"c", {8, 8}}, {"last", {8, 8}}}, joins)
+    local both = layout:entry("both")
+    assert.same({24, 8}, both.shape)
+    assert.same({0, 192, {"a", "b"}}, {both.start, both.numel, both.parts})
+    refused("the layout has no 'apart'", layout.entry, layout, "apart")
+    refused("the layout has no 'padded'", layout.entry, layout, "padded")
+    assert.same({"both", "odd", "c", "last"}, layout:joined_names())
+    local one = arena.create(layout, 2, {dtype = "f64"})
+    local values = ffi.new("double[256]")
+    values[0] = 7
+    one:view("b"):write(values)
+    assert.equal(7, one:view("both"):totable()[1][9][1])
+    assert.equal(0, one:view("both"):totable()[2][9][1])
+  end)
+
   it("refuses a name given twice, and one it does not have", function()
     refused("'a' is there twice", arena.layout, {{"a", {1}}, {"a", {2}}})
     refused("entry 1 is not {name, shape}", arena.layout, {{"a"}})

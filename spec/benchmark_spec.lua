@@ -163,11 +163,11 @@ describe("the benchmark", function()
           assert.equal(total, shown)
         end
       end
-      -- two layers of seven projections, three products each
-      assert.equal(42, counts["2packed"])
-      assert.equal(42, counts["4packed"])
-      assert.equal(84, counts["2sequential"])
-      assert.equal(168, counts["4sequential"])
+      -- two layers of four projections (q, k and v are one, and so are gate and up), three products each
+      assert.equal(24, counts["2packed"])
+      assert.equal(24, counts["4packed"])
+      assert.equal(48, counts["2sequential"])
+      assert.equal(96, counts["4sequential"])
     end)
   end)
 

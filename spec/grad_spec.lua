@@ -100,6 +100,18 @@ describe("a gradient", function()
     assert.same({0, 0}, g[1]:totable())
   end)
 
+  it("flows through every result of an operation with several, zeros through those that do not matter", function()
+    -- With one position, nothing is turned: x is q, k and v behind each other.
+    local x, turn = f64 {{{{{1, 2}, {3, 4}, {5, 6}}}}}, {theta = 100}
+    local function gradient(fn)
+      local _, g = grad(function(a) return fn(ops.rope_split(a, turn)) end, {x})
+      return g[1]:totable()[1][1][1]
+    end
+    assert.same({{5, 6}, {0, 0}, {1, 2}}, gradient(function(q, _, v) return q * v end))
+    assert.same({{0, 0}, {2, 2}, {0, 0}}, gradient(function(_, k) return k * 2 end))
+    assert.same({{1, 1}, {2, 2}, {3, 3}}, gradient(function(q, k, v) return q + k * 2 + v + v + v end))
+  end)
+
   it("stops at a detached tensor and at integers", function()
     local x = f64 {2.5, 3}
     local _, g = grad(function(a) return a * a:detach() end, {x})

@@ -5,6 +5,7 @@ local gradcheck = require "pack.gradcheck"
 local helper = require "spec.support.helper"
 local numbers = require "spec.support.numbers"
 local ops = require "pack.ops"
+local rules = require "pack.rules"
 local tensor = require "pack.tensor"
 
 local function count_of(shape)
@@ -30,6 +31,7 @@ local function two(shape_a, shape_b, low, high)
 end
 
 local heads = {2, 2, 5, 2, 4}
+local joined_heads = {2, 2, 3, 6, 4} -- of q, k and v
 
 -- Inputs and attributes for every differentiable operation; several cases each where shapes matter.
 local samples = {
@@ -75,6 +77,9 @@ local samples = {
     {vocabulary = 4}}},
   rmsnorm = {{two({2, 3, 5}, {2, 5}, 0.3, 2), {eps = 1e-2}}},
   rope = {{one(heads), {theta = 100}}, {one(heads), {theta = 100, inverse = true}}},
+  rope_split = {{one(joined_heads), {theta = 100}}, {one(joined_heads), {theta = 100, inverse = true}}},
+  rope_join = {{function() return {made(heads, 1), made(heads, 2), made(heads, 3)} end, {theta = 100}}},
+  swiglu_split = {{one({2, 3, 8}, -3, 3)}, {one({3, 2}, -3, 3)}},
   swiglu = {{two({2, 3, 4}, {2, 3, 4}, -3, 3)}},
   attention = {{function() return {made(heads, 1), made(heads, 2), made(heads, 3)} end,
     {scale = 0.7}}},
@@ -85,6 +90,13 @@ local samples = {
     return {made({2, 3, 4}, 1, -2, 2), made({2, 5, 4}, 2, -2, 2), indices {{4, -100, 0}, {2, 2, 1}}}
   end}},
 }
+
+-- All results that gradients flow through as one tensor.
+local function results_of(name, ...)
+  local results = {}
+  for o = 1, rules[name].results or 1 do results[o] = (select(o, ...)) end
+  return #results > 1 and ops.concat(results, {axis = 0}) or results[1]
+end
 
 -- The operation as a function of its float inputs, and those inputs.
 local function function_of(name, inputs, attributes)
@@ -102,7 +114,7 @@ local function function_of(name, inputs, attributes)
       end
     end
     arguments[#arguments + 1] = attributes or {}
-    return (ops[name](unpack(arguments)))
+    return results_of(name, ops[name](unpack(arguments)))
   end
   return call, floats
 end

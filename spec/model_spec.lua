@@ -4,6 +4,7 @@ local ffi = require "ffi"
 local grad = require "pack.grad"
 local gradcheck = require "pack.gradcheck"
 local llama = require "pack.llama"
+local numbers = require "spec.support.numbers"
 local ops = require "pack.ops"
 local tensor = require "pack.tensor"
 
@@ -258,6 +259,62 @@ describe("a packed model", function()
     local after = model:loss(tokens, targets):totable()
     assert.not_equals(before[1], after[1])
     assert.equals(before[2], after[2])
+  end)
+
+  -- Of 16 x 16 and 24 x 16 elements no weight is padded.
+  local joinable = {vocab_size = 23, layers = 2, width = 16, heads = 2, ffn_width = 24, context_length = 6,
+    rope_theta = 100, norm_eps = 1e-5, init_std = 0.3}
+
+  -- What fn multiplies, by name of the operation.
+  local function products_of(fn)
+    local called, matmul = 0, ops.matmul
+    ops.matmul = function(...)
+      called = called + 1
+      return matmul(...)
+    end
+    local good, message = pcall(fn)
+    ops.matmul = matmul
+    assert(good, message)
+    return called
+  end
+
+  it("multiplies by q, k and v at once, and by gate and up, with the results of separate products", function()
+    -- With amp, sums in another order are now and then rounded to the next bf16.
+    for amp, tolerance in pairs {[false] = 1e-13, [true] = 2e-3} do
+      local model = llama.create(joinable, {num_models = 2, dtype = amp and "f32" or "f64", amp = amp})
+      model:initialize(7)
+      for w = 0, 1 do shake(model, w) end
+      local tokens, targets = tokens_of(2, 2, 1), tokens_of(2, 2, 2)
+      local arena, losses, gradients
+      assert.equal(3 * 4 * 2, products_of(function() arena, losses = gradients_of(model, tokens, targets) end))
+      -- Gradients of the separate weights are those of separate products.
+      assert.equal(3 * 7 * 2, products_of(function()
+        local alone
+        alone, gradients = grad.grad(function() return (model:loss(tokens, targets)) end, model.weights)
+        for w = 1, 2 do assert.is_near(losses:totable()[w], alone:totable()[w], tolerance * 10) end
+      end))
+      for i, name in ipairs(model.names) do
+        numbers.assert_close(numbers.flat(gradients[i]), arena:view(name), tolerance, 1e-3)
+      end
+    end
+  end)
+
+  it("multiplies by a weight that was put in another's place", function()
+    local model = llama.create(joinable, {num_models = 1, dtype = "f64"})
+    model:initialize(7)
+    local tokens, targets = tokens_of(1, 2, 1), tokens_of(1, 2, 2)
+    local before = model:loss(tokens, targets):item()
+    local name = "blocks.1.attention.k_proj.weight"
+    local own = ops.affine(model.weight[name], {scale = 3})
+    model.weight[name] = own
+    local replaced = model:loss(tokens, targets):item()
+    local written = llama.create(joinable, {num_models = 1, dtype = "f64"})
+    written:initialize(7)
+    ops.copy(own, {out = written.weight[name]})
+    assert.not_equal(before, replaced)
+    assert.is_near(written:loss(tokens, targets):item(), replaced, 1e-12)
+    local expected, got = gradients_of(written, tokens, targets), gradients_of(model, tokens, targets)
+    numbers.assert_close(numbers.flat(expected.tensor), got.tensor, 1e-12)
   end)
 
   it("differentiates through pack.grad like backward", function()

@@ -144,6 +144,23 @@ describe("swiglu", function()
     end
   end)
 
+  it("reads gate and up from the halves of one tensor, and writes both gradients there", function()
+    for _, dtype in ipairs {"f64", "f32"} do
+      for _, size in ipairs {{2, 37, 501}, {3, 1}, {2, 2, 3, 4}} do
+        local axis, joined = #size - 1, {unpack(size)}
+        joined[#joined] = 2 * size[#size]
+        local both = numbers.strided(joined, dtype, numbers.list(numbers.count(joined), 7, -6, 6))
+        local g = numbers.strided(size, dtype, numbers.list(numbers.count(size), 8))
+        local gate = ops.slice(both, {axis = axis, start = 0, count = size[#size]})
+        local up = ops.slice(both, {axis = axis, start = size[#size], count = size[#size]})
+        numbers.assert_same(numbers.flat(ops.swiglu(gate, up)), ops.swiglu_split(both))
+        local gate_grad, up_grad = ops.swiglu_grad(g, gate, up)
+        numbers.assert_same(numbers.flat(ops.concat({gate_grad, up_grad}, {axis = axis})),
+          ops.swiglu_split_grad(g, both))
+      end
+    end
+  end)
+
   it("stays finite at gates of any size", function()
     for _, dtype in ipairs {"f64", "f32"} do
       local gate = numbers.tensor({4}, dtype, {-1e4, 1e4, -200, 200})
@@ -158,7 +175,8 @@ describe("swiglu", function()
   it("gives the same bits at any number of threads #threads", function()
     numbers.assert_same_at_threads(function(options)
       local gate, up, g = case("f32", options)
-      return ops.swiglu(gate, up), ops.swiglu_grad(g, gate, up)
+      local both, half = ops.concat({gate, up}, {axis = 2}), ops.concat({g, g}, {axis = 2})
+      return ops.swiglu(gate, up), ops.swiglu_split(half), ops.swiglu_split_grad(g, both), ops.swiglu_grad(g, gate, up)
     end)
   end)
 end)

@@ -60,10 +60,37 @@ describe("rope", function()
     numbers.assert_close(list, ops.rope(y, {theta = 100, inverse = true}), 1e-14)
   end)
 
+  -- The heads first .. first+count-1 of x [n, b, t, h, k].
+  local function heads_of(x, first, count)
+    return ops.slice(x, {axis = 3, start = first, count = count})
+  end
+
+  it("of q and k is what rope_split does while it cuts q, k and v apart, which rope_join undoes", function()
+    for _, dtype in ipairs {"f64", "f32"} do
+      for seed, size in ipairs {{1, 1, 1, 1, 2}, {2, 3, 5, 2, 8}, {2, 1, 70, 3, 6}} do
+        local n, batch, positions, heads, width = unpack(size)
+        local shape = {n, batch, positions, 3 * heads, width}
+        local x = numbers.strided(shape, dtype, numbers.list(numbers.count(shape), seed))
+        for _, inverse in ipairs {false, true} do
+          local turned = {theta = 10000, inverse = inverse}
+          local back = {theta = 10000, inverse = not inverse}
+          local q, k, v = ops.rope_split(x, turned)
+          numbers.assert_same(numbers.flat(ops.rope(heads_of(x, 0, heads), turned)), q)
+          numbers.assert_same(numbers.flat(ops.rope(heads_of(x, heads, heads), turned)), k)
+          numbers.assert_same(numbers.flat(heads_of(x, 2 * heads, heads)), v)
+          local whole = ops.rope_join(q, k, v, back)
+          numbers.assert_same(numbers.flat(ops.rope(q, back)), heads_of(whole, 0, heads))
+          numbers.assert_same(numbers.flat(ops.rope(k, back)), heads_of(whole, heads, heads))
+          numbers.assert_same(numbers.flat(v), heads_of(whole, 2 * heads, heads))
+        end
+      end
+    end
+  end)
+
   it("gives the same bits at any number of threads #threads", function()
     numbers.assert_same_at_threads(function(options)
       local x = numbers.tensor({2, 2, 70, 3, 8}, "f32", numbers.list(2 * 2 * 70 * 24, 11), options)
-      return ops.rope(x, {theta = 10000})
+      return ops.rope(x, {theta = 10000}), ops.rope_split(x, {theta = 10000})
     end)
   end)
 end)

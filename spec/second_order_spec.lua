@@ -21,6 +21,7 @@ local targets = {{2, -100, 0}, {1, 1, 3}}
 local fused = {
   rmsnorm = {{{2, 3, 4}, {2, 4}}, {eps = 1e-2}},
   swiglu = {{{2, 2, 3}, {2, 2, 3}}, {}},
+  swiglu_split = {{{2, 2, 6}}, {}},
   attention = {{heads, heads, heads}, {scale = 0.7}},
   cross_entropy = {{{2, 3, 4}}, {}, targets},
   linear_cross_entropy = {{{2, 3, 3}, {2, 4, 3}}, {}, targets},
@@ -78,6 +79,13 @@ describe("the second derivative of", function()
     local x = {made({2, 2, 3}, 1)}
     gradcheck(function(a) return ops.swiglu(a, a) end, x)
     gradgradcheck(function(a) return ops.swiglu(a, a) end, x, {tolerance = 1e-6})
+  end)
+
+  it("q, k and v that are cut apart and joined agrees with differences", function()
+    gradgradcheck(function(a)
+      local q, k, v = ops.rope_split(a * a, {theta = 100})
+      return ops.rope_join(q * k, ops.exp(k), v * q, {theta = 100})
+    end, {made({2, 1, 3, 3, 4}, 1)}, {tolerance = 1e-6})
   end)
 
   it("compositions agrees with differences", function()

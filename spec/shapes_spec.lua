@@ -89,6 +89,13 @@ describe("extents", function()
     refused("rmsnorm: eps -1 is not a number >= 0", ops.rmsnorm, zeros {1, 2, 3}, zeros {1, 3}, {eps = -1})
     refused("rope: the head dimension 3 is odd", ops.rope, zeros {1, 1, 2, 1, 3}, {theta = 10000})
     refused("rope: theta 0", ops.rope, zeros {1, 1, 2, 1, 4}, {theta = 0})
+    refused("rope_split: 4 heads are not those of q, k and v", ops.rope_split, zeros {1, 1, 2, 4, 4}, {theta = 1})
+    refused("rope_split: the head dimension 3 is odd", ops.rope_split, zeros {1, 1, 2, 3, 3}, {theta = 1})
+    refused("rope_join: v [1, 1, 2, 2, 4] must be [1, 1, 2, 1, 4], as q says", ops.rope_join, zeros {1, 1, 2, 1, 4},
+      zeros {1, 1, 2, 1, 4}, zeros {1, 1, 2, 2, 4}, {theta = 1})
+    refused("swiglu_split: x is not [N, ..., 2f]", ops.swiglu_split, zeros {2, 3})
+    refused("swiglu_split: x is not [N, ..., 2f]", ops.swiglu_split, zeros {2})
+    refused("swiglu_split_grad: g [2, 4] must be [2, 3]", ops.swiglu_split_grad, zeros {2, 4}, zeros {2, 6})
     refused("attention: v [1, 1, 2, 1, 6] must be [1, 1, 2, 1, 4], as q says", ops.attention,
       zeros {1, 1, 2, 1, 4}, zeros {1, 1, 2, 1, 4}, zeros {1, 1, 2, 1, 6}, {scale = 1})
     refused("cross_entropy: targets [1, 3] must be [1, 2], as logits says", ops.cross_entropy,

@@ -184,7 +184,7 @@ describe("A trace", function()
     end
     local busy = 0
     for _ in pairs(pieces[1]) do busy = busy + 1 end
-    assert.is_true(busy > 60)
+    assert.is_true(busy > 40)
     assert.same(pieces[1], pieces[2]) -- work is cut into the same pieces for any number of threads
   end)
 
@@ -225,7 +225,8 @@ describe("A trace of a training step", function()
         capture:free()
         one:free()
       end
-      assert.equal(3 * 7 * 2, counts[1]) -- forward, two gradients; 7 projections in each of 2 layers
+      -- Forward and two gradients of q, k and v at once, out, gate and up at once, and down in each of 2 layers.
+      assert.equal(3 * 4 * 2, counts[1])
       assert.same({counts[1], counts[2], counts[1], counts[2], counts[1], counts[2]}, counts)
     end)
 

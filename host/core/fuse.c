@@ -10,10 +10,10 @@
 static const struct {
   int op, outputs, attribute;
 } halvings[] = {
-    {PK_OP_rmsnorm, 1, 0},
-    {PK_OP_rope, 1, 1},
-    {PK_OP_swiglu, 1, 0},
-    {PK_OP_swiglu_grad, 2, 0},
+    {PK_OP_rmsnorm, 1, 0},      {PK_OP_rope, 1, 1},
+    {PK_OP_rope_split, 3, 1},   {PK_OP_rope_join, 1, 1},
+    {PK_OP_swiglu, 1, 0},       {PK_OP_swiglu_grad, 2, 0},
+    {PK_OP_swiglu_split, 1, 0}, {PK_OP_swiglu_split_grad, 1, 0},
 };
 
 /* The only operation but entry `writer` that has to do with the storage, or -1. */

@@ -1,13 +1,22 @@
 /* Shape rules of the model's fused pieces and of the losses. */
 #include "core/shapes.h"
 
-/* Output as input i, in bf16 where the attribute half (an integer) asks for it. */
-static pk_status like_or_half(const pk_call *call, pk_shape *output, int i, int half) {
-  const pk_tensor *input = call->inputs[i];
-  if (!call->attributes.integers[half]) return pk_shape_like(call, output, i);
-  if (input->dtype != PK_F32)
-    return pk_shape_refuse(call, "half makes bf16 of f32, not of %s", pk_dtype_name(input->dtype));
-  return pk_shape_set(call, output, PK_BF16, input->rank, input->shape);
+#include <string.h>
+
+/* Output of this shape in the dtype of input 0, or in bf16 where the attribute half (an integer)
+ * asks for it. */
+static pk_status set_or_half(const pk_call *call, pk_shape *output, int half, int rank,
+                             const int64_t *shape) {
+  int dtype = call->inputs[0]->dtype;
+  if (!call->attributes.integers[half]) return pk_shape_set(call, output, dtype, rank, shape);
+  if (dtype != PK_F32)
+    return pk_shape_refuse(call, "half makes bf16 of f32, not of %s", pk_dtype_name(dtype));
+  return pk_shape_set(call, output, PK_BF16, rank, shape);
+}
+
+/* The same with the shape of input 0. */
+static pk_status like_or_half(const pk_call *call, pk_shape *output, int half) {
+  return set_or_half(call, output, half, call->inputs[0]->rank, call->inputs[0]->shape);
 }
 
 /* x [N, R, d], input 0, has a norm with weight [N, d], input i, of its dtype. */
@@ -28,7 +37,7 @@ static pk_status expect_norm(const pk_call *call, int i, const char *from) {
 pk_status pk_shape_rmsnorm(const pk_call *call, pk_shape *outputs) {
   const pk_tensor *x = call->inputs[0];
   pk_status status = expect_norm(call, 1, "x [N, R, d]");
-  if (!status) status = like_or_half(call, &outputs[0], 0, 0);
+  if (!status) status = like_or_half(call, &outputs[0], 0);
   return status ? status : pk_shape_set(call, &outputs[1], x->dtype, 2, x->shape);
 }
 
@@ -38,7 +47,7 @@ pk_status pk_shape_add_rmsnorm(const pk_call *call, pk_shape *outputs) {
   if (!status) status = pk_shape_expect_same_dtype(call, 0, 1);
   if (!status) status = pk_shape_expect(call, 1, 3, a->shape, "a");
   if (!status) status = pk_shape_like(call, &outputs[0], 0);
-  if (!status) status = like_or_half(call, &outputs[1], 0, 0);
+  if (!status) status = like_or_half(call, &outputs[1], 0);
   return status ? status : pk_shape_set(call, &outputs[2], a->dtype, 2, a->shape);
 }
 
@@ -56,17 +65,46 @@ pk_status pk_shape_rmsnorm_grad(const pk_call *call, pk_shape *outputs) {
   return status ? status : pk_shape_like(call, &outputs[1], 2);
 }
 
-pk_status pk_shape_rope(const pk_call *call, pk_shape *outputs) {
+/* Input 0 has heads that can be turned: [N, B, T, H, K]. */
+static pk_status expect_turned(const pk_call *call, const char *shape) {
   const pk_tensor *x = call->inputs[0];
   double theta = call->attributes.numbers[0];
   pk_status status = pk_shape_expect_dtype(call, 0, PK_ARITHMETIC);
-  if (!status) status = pk_shape_expect_rank(call, 0, 5, "[N, B, T, H, K]");
+  if (!status) status = pk_shape_expect_rank(call, 0, 5, shape);
   if (status) return status;
   if (x->shape[4] % 2)
     return pk_shape_refuse(call, "the head dimension %lld is odd", (long long)x->shape[4]);
   if (!(theta > 0 && theta < 1e300))
     return pk_shape_refuse(call, "theta %g is not a number > 0", theta);
-  return like_or_half(call, outputs, 0, 1);
+  return PK_OK;
+}
+
+pk_status pk_shape_rope(const pk_call *call, pk_shape *outputs) {
+  pk_status status = expect_turned(call, "[N, B, T, H, K]");
+  return status ? status : like_or_half(call, outputs, 1);
+}
+
+pk_status pk_shape_rope_split(const pk_call *call, pk_shape *outputs) {
+  const pk_tensor *x = call->inputs[0];
+  pk_status status = expect_turned(call, "[N, B, T, 3H, K]");
+  if (status) return status;
+  if (x->shape[3] % 3)
+    return pk_shape_refuse(call, "%lld heads are not those of q, k and v", (long long)x->shape[3]);
+  int64_t part[5] = {x->shape[0], x->shape[1], x->shape[2], x->shape[3] / 3, x->shape[4]};
+  for (int o = 0; !status && o < 3; o++) status = set_or_half(call, &outputs[o], 1, 5, part);
+  return status;
+}
+
+pk_status pk_shape_rope_join(const pk_call *call, pk_shape *outputs) {
+  const pk_tensor *q = call->inputs[0];
+  pk_status status = expect_turned(call, "[N, B, T, H, K]");
+  for (int i = 1; !status && i < 3; i++) {
+    status = pk_shape_expect_same_dtype(call, 0, i);
+    if (!status) status = pk_shape_expect(call, i, 5, q->shape, "q");
+  }
+  if (status) return status;
+  int64_t whole[5] = {q->shape[0], q->shape[1], q->shape[2], 3 * q->shape[3], q->shape[4]};
+  return set_or_half(call, outputs, 1, 5, whole);
 }
 
 /* The first count inputs are floats of one dtype and shape. */
@@ -82,13 +120,41 @@ static pk_status expect_alike(const pk_call *call, int count, const char *from) 
 
 pk_status pk_shape_swiglu(const pk_call *call, pk_shape *outputs) {
   pk_status status = expect_alike(call, 2, "gate");
-  return status ? status : like_or_half(call, outputs, 0, 0);
+  return status ? status : like_or_half(call, outputs, 0);
 }
 
 pk_status pk_shape_swiglu_grad(const pk_call *call, pk_shape *outputs) {
   pk_status status = expect_alike(call, 3, "g");
-  if (!status) status = like_or_half(call, &outputs[0], 1, 0);
-  return status ? status : like_or_half(call, &outputs[1], 2, 0);
+  if (!status) status = like_or_half(call, &outputs[0], 0);
+  return status ? status : like_or_half(call, &outputs[1], 0);
+}
+
+/* Input i has halves along its last axis, after the worker's; half is its shape with one of them.
+ */
+static pk_status halve(const pk_call *call, int i, int64_t *half) {
+  const pk_tensor *x = call->inputs[i];
+  pk_status status = pk_shape_expect_dtype(call, i, PK_ARITHMETIC);
+  if (status) return status;
+  if (x->rank < 2 || x->shape[x->rank - 1] % 2)
+    return pk_shape_refuse(call, "x is not [N, ..., 2f]: gate and up are its halves");
+  memcpy(half, x->shape, sizeof x->shape);
+  half[x->rank - 1] /= 2;
+  return PK_OK;
+}
+
+pk_status pk_shape_swiglu_split(const pk_call *call, pk_shape *outputs) {
+  int64_t half[PK_MAX_RANK];
+  pk_status status = halve(call, 0, half);
+  return status ? status : set_or_half(call, outputs, 0, call->inputs[0]->rank, half);
+}
+
+pk_status pk_shape_swiglu_split_grad(const pk_call *call, pk_shape *outputs) {
+  int64_t half[PK_MAX_RANK];
+  const pk_tensor *x = call->inputs[1];
+  pk_status status = halve(call, 1, half);
+  if (!status) status = pk_shape_expect_same_dtype(call, 1, 0);
+  if (!status) status = pk_shape_expect(call, 0, x->rank, half, "x [N, ..., 2f]");
+  return status ? status : set_or_half(call, outputs, 0, x->rank, x->shape);
 }
 
 /* q, k and v, from input first on, have one dtype and the same shape [N, B, T, H, K]. */

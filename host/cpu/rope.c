@@ -4,10 +4,17 @@
 
 enum { ROWS = 32 };
 
+/* Heads in one tensor, or one after the other in several of `heads` heads each. */
+typedef struct rope_side {
+  const pk_tensor *parts[3];
+  int64_t heads;
+} rope_side;
+
 typedef struct rope_job {
-  const pk_tensor *x;
-  pk_tensor *y;
-  double *table; /* [T, K/2] of cosine and sine, in pairs */
+  rope_side x, y;
+  const int64_t *shape;  /* [N, B, T, H, K] of x's first part */
+  int64_t heads, turned; /* in a row; the first so many of them are turned, the others moved */
+  double *table;         /* [T, K/2] of cosine and sine, in pairs */
   double theta;
   bool inverse;
 } rope_job;
@@ -16,7 +23,7 @@ typedef struct rope_job {
 static void table_piece(void *argument, int64_t position, int thread) {
   (void)thread;
   const rope_job *job = argument;
-  int64_t half = job->x->shape[4] / 2;
+  int64_t half = job->shape[4] / 2;
   double *pairs = job->table + position * half * 2;
   for (int64_t k = 0; k < half; k++) {
     double angle = (double)position * pow(job->theta, -(double)k / (double)half);
@@ -54,30 +61,78 @@ static void turn_f64(const double *x, double *y, const double *pairs, int64_t ha
   }
 }
 
+static void move_half(const float *restrict x, uint16_t *restrict y, int64_t count) {
+  for (int64_t k = 0; k < count; k++) y[k] = pk_bf16_from_f32(x[k]);
+}
+
+static void *head_at(const rope_side *side, const rope_job *job, int64_t worker, int64_t row,
+                     int64_t head) {
+  const pk_tensor *part = side->parts[head / side->heads];
+  int64_t place = (row * side->heads + head % side->heads) * job->shape[4];
+  return (char *)pk_tensor_data(part) +
+         (worker * part->stride + place) * pk_dtype_size(part->dtype);
+}
+
+static void turn_head(const rope_job *job, const void *x, void *y, const double *pairs) {
+  int64_t half = job->shape[4] / 2;
+  if (job->x.parts[0]->dtype == PK_F64)
+    turn_f64(x, y, pairs, half);
+  else if (job->y.parts[0]->dtype == PK_BF16)
+    turn_half(x, y, pairs, half);
+  else
+    turn_f32(x, y, pairs, half);
+}
+
+static void move_head(const rope_job *job, const void *x, void *y) {
+  const pk_tensor *from = job->x.parts[0];
+  if (job->y.parts[0]->dtype != from->dtype)
+    move_half(x, y, job->shape[4]);
+  else
+    memcpy(y, x, (size_t)(job->shape[4] * pk_dtype_size(from->dtype)));
+}
+
 /* ROWS positions of one worker, in all of their heads. */
 static void turn_piece(void *argument, int64_t piece, int thread) {
   (void)thread;
   const rope_job *job = argument;
-  const int64_t *shape = job->x->shape;
-  int64_t rows = shape[1] * shape[2], heads = shape[3], width = shape[4];
+  int64_t length = job->shape[2], rows = job->shape[1] * length;
   int64_t blocks = (rows + ROWS - 1) / ROWS;
   int64_t worker = piece / blocks, first = piece % blocks * ROWS;
   for (int64_t row = first; row < first + ROWS && row < rows; row++) {
-    const double *pairs = job->table + row % shape[2] * width;
-    for (int64_t head = 0; head < heads; head++) {
-      int64_t place = (row * heads + head) * width;
-      int64_t from = worker * job->x->stride + place, to = worker * job->y->stride + place;
-      if (job->x->dtype == PK_F64)
-        turn_f64((const double *)pk_tensor_data(job->x) + from,
-                 (double *)pk_tensor_data(job->y) + to, pairs, width / 2);
-      else if (job->y->dtype == PK_BF16)
-        turn_half((const float *)pk_tensor_data(job->x) + from,
-                  (uint16_t *)pk_tensor_data(job->y) + to, pairs, width / 2);
+    const double *pairs = job->table + row % length * job->shape[4];
+    for (int64_t head = 0; head < job->heads; head++) {
+      const void *x = head_at(&job->x, job, worker, row, head);
+      void *y = head_at(&job->y, job, worker, row, head);
+      if (head < job->turned)
+        turn_head(job, x, y, pairs);
       else
-        turn_f32((const float *)pk_tensor_data(job->x) + from, (float *)pk_tensor_data(job->y) + to,
-                 pairs, width / 2);
+        move_head(job, x, y);
     }
   }
+}
+
+static rope_side joined(const pk_tensor *x) {
+  return (rope_side){{x}, x->shape[3]};
+}
+
+static rope_side split(const pk_tensor *q, const pk_tensor *k, const pk_tensor *v) {
+  return (rope_side){{q, k, v}, q->shape[3]};
+}
+
+/* Turns the first `turned` of so many heads of each row. */
+static void turn(const pk_call *call, rope_side x, rope_side y, int64_t heads, int64_t turned) {
+  rope_job job = {.x = x,
+                  .y = y,
+                  .shape = call->inputs[0]->shape,
+                  .heads = heads,
+                  .turned = turned,
+                  .table = call->workspace,
+                  .theta = call->attributes.numbers[0],
+                  .inverse = call->attributes.integers[0]};
+  int64_t length = job.shape[2], rows = job.shape[1] * length;
+  pk_parallel_for(pk_cpu_threads(call), length, table_piece, &job);
+  pk_parallel_for(pk_cpu_threads(call), job.shape[0] * ((rows + ROWS - 1) / ROWS), turn_piece,
+                  &job);
 }
 
 int64_t PK_WORKSPACE_OF(rope)(const pk_call *call) {
@@ -85,15 +140,30 @@ int64_t PK_WORKSPACE_OF(rope)(const pk_call *call) {
   return x->shape[2] * x->shape[4] * (int64_t)sizeof(double);
 }
 
+int64_t PK_WORKSPACE_OF(rope_split)(const pk_call *call) {
+  return PK_WORKSPACE_OF(rope)(call);
+}
+
+int64_t PK_WORKSPACE_OF(rope_join)(const pk_call *call) {
+  return PK_WORKSPACE_OF(rope)(call);
+}
+
 pk_status PK_KERNEL(rope)(const pk_call *call) {
-  const pk_tensor *x = call->inputs[0];
-  rope_job job = {.x = x,
-                  .y = call->outputs[0],
-                  .theta = call->attributes.numbers[0],
-                  .inverse = call->attributes.integers[0]};
-  int64_t positions = x->shape[2], rows = x->shape[1] * positions;
-  job.table = call->workspace;
-  pk_parallel_for(pk_cpu_threads(call), positions, table_piece, &job);
-  pk_parallel_for(pk_cpu_threads(call), x->shape[0] * ((rows + ROWS - 1) / ROWS), turn_piece, &job);
+  int64_t heads = call->inputs[0]->shape[3];
+  turn(call, joined(call->inputs[0]), joined(call->outputs[0]), heads, heads);
+  return PK_OK;
+}
+
+pk_status PK_KERNEL(rope_split)(const pk_call *call) {
+  pk_tensor *const *parts = call->outputs;
+  int64_t heads = parts[0]->shape[3];
+  turn(call, joined(call->inputs[0]), split(parts[0], parts[1], parts[2]), 3 * heads, 2 * heads);
+  return PK_OK;
+}
+
+pk_status PK_KERNEL(rope_join)(const pk_call *call) {
+  const pk_tensor *const *parts = call->inputs;
+  int64_t heads = parts[0]->shape[3];
+  turn(call, split(parts[0], parts[1], parts[2]), joined(call->outputs[0]), 3 * heads, 2 * heads);
   return PK_OK;
 }

@@ -13,7 +13,8 @@
   row(fill) row(random_normal) row(random_uniform)                                                 \
   row(matmul)                                                                                      \
   row(embedding) row(embedding_grad) row(pick) row(unpick)                                         \
-  row(rmsnorm) row(add_rmsnorm) row(rmsnorm_grad) row(rope) row(swiglu) row(swiglu_grad)           \
+  row(rmsnorm) row(add_rmsnorm) row(rmsnorm_grad) row(rope) row(rope_split) row(rope_join)         \
+  row(swiglu) row(swiglu_grad) row(swiglu_split) row(swiglu_split_grad)                            \
   row(attention) row(attention_grad)                                                               \
   row(cross_entropy) row(cross_entropy_grad)                                                       \
   row(linear_cross_entropy) row(linear_cross_entropy_grad) row(linear_cross_entropy_step)          \
@@ -22,7 +23,8 @@
 
 #define WITH_WORKSPACE(row)                                                                        \
   row(sum) row(mean) row(maximum) row(sum_to) row(matmul)                                          \
-  row(embedding_grad) row(rmsnorm_grad) row(rope) row(attention) row(attention_grad)               \
+  row(embedding_grad) row(rmsnorm_grad) row(rope) row(rope_split) row(rope_join)                   \
+  row(attention) row(attention_grad)                                                               \
   row(linear_cross_entropy) row(linear_cross_entropy_grad) row(linear_cross_entropy_step)          \
   row(gradient_norm) row(consensus_distance)
 /* clang-format on */

@@ -18,11 +18,26 @@ local function numel_of(shape)
   return numel
 end
 
+-- Entries of the layout, one after the other in memory, as one entry whose first extent is the sum of theirs;
+-- nil if there is something between them.
+local function join(layout, name, parts)
+  local first = layout:entry(parts[1])
+  local joined = {name = name, parts = parts, shape = {0, unpack(first.shape, 2)}, start = first.start, numel = 0}
+  for _, part in ipairs(parts) do
+    local entry = layout:entry(part)
+    if entry.start ~= joined.start + joined.numel then return nil end
+    joined.shape[1], joined.numel = joined.shape[1] + entry.shape[1], joined.numel + entry.numel
+  end
+  return joined
+end
+
 --- A layout from a list of {name, shape}, shapes without the worker dimension.
 -- The layout is a list of {name, shape, start, numel, padded_numel}; layout.size is D and
--- layout.parameters the number of elements without padding.
-function arena.layout(entries)
-  local layout = setmetatable({places = {}, size = 0, parameters = 0}, Layout)
+-- layout.parameters the number of elements without padding. joins: a list of {name, parts}, names for parts that
+-- follow each other and differ in their first extent at most, as one [sum of these, ...]. layout.joined has the
+-- entry of each by its name, with its parts, but not where padding lies between them.
+function arena.layout(entries, joins)
+  local layout = setmetatable({places = {}, joined = {}, size = 0, parameters = 0}, Layout)
   for i, entry in ipairs(entries) do
     local name, shape = entry[1] or entry.name, entry[2] or entry.shape
     if type(name) ~= "string" or type(shape) ~= "table" then
@@ -37,14 +52,28 @@ function arena.layout(entries)
     layout.size = layout.size + padded
     layout.parameters = layout.parameters + numel
   end
+  for _, one in ipairs(joins or {}) do layout.joined[one[1]] = join(layout, one[1], one[2]) end
   return layout
 end
 
---- The entry of a name.
+--- The entry of a name, also of a joined one.
 function Layout:entry(name)
-  local place = self.places[name]
-  if not place then caller.raise("the layout has no '%s'", tostring(name)) end
-  return self[place]
+  local entry = self[self.places[name]] or self.joined[name]
+  if not entry then caller.raise("the layout has no '%s'", tostring(name)) end
+  return entry
+end
+
+--- The names of all columns, those of parts replaced by the joined one.
+function Layout:joined_names()
+  local whole, names, seen = {}, {}, {}
+  for name, entry in pairs(self.joined) do
+    for _, part in ipairs(entry.parts) do whole[part] = name end
+  end
+  for _, entry in ipairs(self) do
+    local name = whole[entry.name] or entry.name
+    if not seen[name] then names[#names + 1], seen[name] = name, true end
+  end
+  return names
 end
 
 --- i32 [D / 64]: 1 where weight decay applies, which is in tensors of two or more local dimensions.

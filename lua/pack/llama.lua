@@ -36,6 +36,27 @@ function llama.parameter_list(model)
   return list
 end
 
+-- Weights that the same input is multiplied by, which are one matrix where they lie one after the other.
+local function joins_of(model)
+  local joins = {}
+  local function add(prefix, name, ...)
+    local parts = {}
+    for i, part in ipairs {...} do parts[i] = prefix .. part .. "_proj.weight" end
+    joins[#joins + 1] = {prefix .. name .. "_proj.weight", parts}
+  end
+  for i = 0, model.layers - 1 do
+    add("blocks." .. i .. ".attention.", "qkv", "q", "k", "v")
+    add("blocks." .. i .. ".ffn.", "gate_up", "gate", "up")
+  end
+  return joins
+end
+
+--- The layout of one model's parameters, with blocks.i.attention.qkv_proj.weight and blocks.i.ffn.gate_up_proj.weight
+-- as joined columns where no padding lies within them.
+function llama.layout(model)
+  return arena.layout(llama.parameter_list(model), joins_of(model))
+end
+
 --- Number of parameters of one model: V*d + L*(4d^2 + 3*d*f + 2d) + d.
 function llama.parameters(model)
   local d = model.width
@@ -55,7 +76,7 @@ function llama.create(config, options)
   self.dtype = options.dtype or "f32"
   self.amp = options.amp or false
   self.attention = options.attention == "reference" and reference.attention or ops.attention
-  self.layout = options.layout or arena.layout(llama.parameter_list(config))
+  self.layout = options.layout or llama.layout(config)
   self.arena = arena.create(self.layout, self.num_models,
     {dtype = self.dtype, category = "parameters", context = self.context})
   self.names, self.weights = {}, {}
@@ -65,6 +86,7 @@ function llama.create(config, options)
   end
   self.weight = {}
   for i, name in ipairs(self.names) do self.weight[name] = self.weights[i] end
+  for name in pairs(self.layout.joined) do self.weight[name] = self.arena:view(name) end
   return self
 end
 
@@ -109,28 +131,51 @@ function Model:linear(x, name)
   return ops.matmul(x, self:weight_operand(name), {transpose_b = true})
 end
 
+--- Whether a joined weight (see llama.layout) is there to be multiplied by, and none of its parts is to be seen by
+-- itself: a gradient may be taken of a part, or a part be a tensor from elsewhere.
+function Model:is_joined(name)
+  local whole = self.weight[name]
+  if not whole then return false end
+  for _, part in ipairs(self.layout.joined[name].parts) do
+    local weight = self.weight[part]
+    if weight.storage ~= whole.storage or (dispatch.is_tracked and dispatch.is_tracked(weight)) then return false end
+  end
+  return true
+end
+
+-- q, k and v [N, B, T, H, K] of x, q and k turned by their positions.
+local function project(self, x, prefix, sequences, length)
+  local config = self.config
+  local heads, theta = config.heads, {theta = config.rope_theta}
+  local function linear(name, count)
+    local shape = {self.num_models, sequences, length, count, config.width / heads}
+    return ops.reshape(self:linear(x, prefix .. name), {shape = shape})
+  end
+  if self:is_joined(prefix .. "qkv_proj.weight") then
+    return ops.rope_split(linear("qkv_proj.weight", 3 * heads), theta)
+  end
+  local q, k = linear("q_proj.weight", heads), linear("k_proj.weight", heads)
+  return ops.rope(q, theta), ops.rope(k, theta), linear("v_proj.weight", heads)
+end
+
 local function attend(self, x, prefix, sequences, length)
   local config, n = self.config, self.num_models
-  local head_dim = config.width / config.heads
-  local heads = {n, sequences, length, config.heads, head_dim}
-  local function split(name)
-    return ops.reshape(self:linear(x, prefix .. name), {shape = heads})
-  end
-  local function turn(t)
-    return ops.rope(t, {theta = config.rope_theta})
-  end
-  local q = self:operand(turn(split("q_proj.weight")))
-  local k = self:operand(turn(split("k_proj.weight")))
-  local v = self:operand(split("v_proj.weight"))
-  local o = self.attention(q, k, v, {scale = 1 / math.sqrt(head_dim)})
+  local q, k, v = project(self, x, prefix, sequences, length)
+  q, k, v = self:operand(q), self:operand(k), self:operand(v)
+  local o = self.attention(q, k, v, {scale = 1 / math.sqrt(config.width / config.heads)})
   o = self:operand(ops.reshape(o, {shape = {n, sequences * length, config.width}}))
   return self:linear(o, prefix .. "out_proj.weight")
 end
 
 local function feed_forward(self, x, prefix)
-  local gate = self:linear(x, prefix .. "gate_proj.weight")
-  local up = self:linear(x, prefix .. "up_proj.weight")
-  return self:linear(self:operand(ops.swiglu(gate, up)), prefix .. "down_proj.weight")
+  local hidden
+  if self:is_joined(prefix .. "gate_up_proj.weight") then
+    hidden = ops.swiglu_split(self:linear(x, prefix .. "gate_up_proj.weight"))
+  else
+    local gate = self:linear(x, prefix .. "gate_proj.weight")
+    hidden = ops.swiglu(gate, self:linear(x, prefix .. "up_proj.weight"))
+  end
+  return self:linear(self:operand(hidden), prefix .. "down_proj.weight")
 end
 
 local function normalize(self, x, name)
@@ -190,14 +235,24 @@ end
 --- Writes the gradients of the loss sums into the gradient arena, or adds to it (accumulate).
 -- Returns loss [N] and count [N] as Model:loss.
 function Model:backward(tokens, targets, gradients, accumulate)
-  local into = {}
-  for i, name in ipairs(self.names) do into[i] = gradients:view(name) end
+  local leaves, into = {}, {}
+  local function add(name)
+    leaves[#leaves + 1], into[#into + 1] = self.weight[name], gradients:view(name)
+  end
+  for _, name in ipairs(self.layout:joined_names()) do
+    local join = self.layout.joined[name]
+    if join and not self:is_joined(name) then
+      for _, part in ipairs(join.parts) do add(part) end
+    else
+      add(name)
+    end
+  end
   local count
   local loss = grad.grad(function()
     local sums
     sums, count = self:loss(tokens, targets)
     return sums
-  end, self.weights, {into = into, accumulate = accumulate, release = true})
+  end, leaves, {into = into, accumulate = accumulate, release = true})
   return loss, count
 end
 
@@ -234,20 +289,24 @@ function Model:worker(index)
   one.num_models = 1
   one.half = nil
   one.weights, one.weight = {}, {}
-  for i, name in ipairs(self.names) do
-    local whole = self.weights[i]
+  for name, whole in pairs(self.weight) do
     local shape = whole:sizes()
     shape[1] = 1
     local stride = tonumber(whole.stride)
-    one.weights[i] = whole:view {shape = shape, stride = stride, offset = index * stride}
-    one.weight[name] = one.weights[i]
+    one.weight[name] = whole:view {shape = shape, stride = stride, offset = index * stride}
   end
+  for i, name in ipairs(self.names) do one.weights[i] = one.weight[name] end
   return one
+end
+
+--- Releases the views of the weights: all that a model from Model:worker has of its own.
+function Model:free_views()
+  for _, view in pairs(self.weight) do view:free() end
 end
 
 --- Releases the model's tensors at once.
 function Model:free()
-  for _, view in ipairs(self.weights) do view:free() end
+  self:free_views()
   self.arena:free()
   if self.half then self.half:free() end
 end

@@ -29,6 +29,13 @@ function reference.swiglu(gate, up)
   return ops.multiply(ops.silu(gate), up)
 end
 
+--- The same of gate and up that are the halves of x [..., 2f].
+function reference.swiglu_split(x)
+  local axis, half = x.rank - 1, x:size(x.rank - 1) / 2
+  local gate = ops.slice(x, {axis = axis, start = 0, count = half})
+  return reference.swiglu(gate, ops.slice(x, {axis = axis, start = half, count = half}))
+end
+
 --- exp(x) / sum(exp(x)) along the last axis.
 function reference.softmax(x)
   local e = ops.exp(ops.subtract(x, largest(x)))

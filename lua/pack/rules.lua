@@ -1,7 +1,8 @@
 --- The gradient rule of every differentiable operation, keyed by its name.
 --
 -- A rule has
---   backward(b, g, node)  g is the cotangent of the first output. b:give(i, t) contributes t to the
+--   backward(b, g, node)  g is the cotangent of the first output, or the list of those of the first
+--                         `results` outputs. b:give(i, t) contributes t to the
 --                         cotangent of input i; b:emit(i, name, inputs, attributes) contributes the
 --                         output of an operation, which the tape may write straight to where it
 --                         belongs (i is a list if the operation has several outputs).
@@ -9,7 +10,8 @@
 --                         node.outputs[o]. A value is true, or the name of the input whose gradient
 --                         needs it.
 --   shapes                node.shapes[i] and node.dtypes[i] of the inputs are kept.
---   constants             outputs other than the first through which no gradient is missing.
+--   results               how many of the first outputs gradients flow through, if more than one.
+--   constants             outputs other than these through which no gradient is missing.
 --   second                the form of pack.reference that is differentiated where the gradient
 --                         operation's own gradient is wanted.
 -- Rules are written with operations, so that an outer tape sees them. Cotangents of bf16 are f32.
@@ -300,11 +302,35 @@ rules.rope = {
   end,
 }
 
+-- Each is the transpose of the other with the inverse rotation.
+rules.rope_split = {
+  results = 3,
+  backward = function(b, g, node)
+    local inverse = not b.truth(node.attributes.inverse)
+    b:emit(1, "rope_join", {g[1], g[2], g[3]}, {theta = node.attributes.theta, inverse = inverse})
+  end,
+}
+
+rules.rope_join = {
+  backward = function(b, g, node)
+    local inverse = not b.truth(node.attributes.inverse)
+    b:emit({1, 2, 3}, "rope_split", {g}, {theta = node.attributes.theta, inverse = inverse})
+  end,
+}
+
 rules.swiglu = {
   second = "swiglu",
   saves = {gate = true, up = true},
   backward = function(b, g, node)
     b:emit({1, 2}, "swiglu_grad", {g, node.inputs[1], node.inputs[2]})
+  end,
+}
+
+rules.swiglu_split = {
+  second = "swiglu_split",
+  saves = {x = true},
+  backward = function(b, g, node)
+    b:emit(1, "swiglu_split_grad", {g, node.inputs[1]})
   end,
 }
 

@@ -124,7 +124,7 @@ local function save_weights(self, epoch)
     files.mkdir(folder)
     local one = model:worker(i)
     submit(self, files.join(folder, name), 0, weights_metadata(self, epoch, "worker", i), weights_of(one))
-    for _, view in ipairs(one.weights) do view:free() end
+    one:free_views()
   end
   local mean = model:average()
   self.weights = run:path(name)

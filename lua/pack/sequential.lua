@@ -15,17 +15,19 @@ local function entry(whole, index)
 end
 
 -- The row of one worker in an arena, as far as a model asks an arena.
-local function row_of(model, arena, index)
+local function row_of(arena, index)
   local views = {}
-  for _, name in ipairs(model.names) do views[name] = entry(arena:view(name), index) end
-  return {view = function(_, name) return views[name] end}
+  return {view = function(_, name)
+    views[name] = views[name] or entry(arena:view(name), index)
+    return views[name]
+  end}
 end
 
 -- Worker `index` as an ordinary model. It shares the bf16 copy of the weights too, which the packed model looks after.
 local function model_of(trainer, index)
   local model = trainer.model:worker(index)
   if trainer.model.half then
-    model.half = row_of(model, trainer.model.half, index)
+    model.half = row_of(trainer.model.half, index)
     function model.refresh() end
   end
   return model
@@ -34,7 +36,7 @@ end
 -- One worker with its part of the batch, its gradients, and where its loss and count go.
 local function ordinary(trainer, index, losses, counts)
   local model = model_of(trainer, index)
-  local one = {model = model, gradients = row_of(model, trainer.optimizer.gradients, index),
+  local one = {model = model, gradients = row_of(trainer.optimizer.gradients, index),
     loss = entry(losses, index), count = entry(counts, index), tokens = {}, targets = {}}
   for micro = 1, trainer.accumulation do
     one.tokens[micro] = entry(trainer.tokens[micro], index)

@@ -160,6 +160,27 @@ local function any_tracked(self, inputs, count)
   return false
 end
 
+-- Tracks the results of the newest node, and notes which other outputs have no gradient.
+local function note_outputs(self, node, outputs)
+  local rule, operation = node.rule, node.operation
+  local tracked = rule.results or 1
+  node.results = {}
+  for o = 1, tracked do
+    node.results[o] = {id = self:track(outputs[o])}
+    if tracked > 1 then
+      node.results[o].shape, node.results[o].dtype = outputs[o]:sizes(), gradient_dtype(outputs[o].dtype)
+    end
+    self:note_forward(outputs[o], #self.nodes)
+  end
+  for o = tracked + 1, #outputs do
+    local name = operation.outputs[o]
+    if not (rule.constants and rule.constants[name]) then
+      self.missing[outputs[o]] = ("%s of %s"):format(name, operation.name)
+      self:note_forward(outputs[o], #self.nodes)
+    end
+  end
+end
+
 --- Notes an operation that ran, if it touches what the tape tracks.
 function Tape:record(operation, given, inputs, outputs)
   local count = operation.variadic and #inputs or operation.n_inputs
@@ -185,16 +206,8 @@ function Tape:record(operation, given, inputs, outputs)
   for i = 1, count do node.ids[i] = self.ids[inputs[i]] end
   node.attributes = dispatch.copy_attributes(operation, given)
   save(node, operation, rule, inputs, outputs)
-  node.id = self:track(result)
   self.nodes[#self.nodes + 1] = node
-  self:note_forward(result, #self.nodes)
-  for o = 2, #outputs do
-    local name = operation.outputs[o]
-    if not (rule.constants and rule.constants[name]) then
-      self.missing[outputs[o]] = ("%s of %s"):format(name, operation.name)
-      self:note_forward(outputs[o], #self.nodes)
-    end
-  end
+  note_outputs(self, node, outputs)
 end
 
 -- Walking back -----------------------------------------------------------------------------------
@@ -343,11 +356,34 @@ local function is_seen_around(node, g)
   return false
 end
 
+-- Whether a cotangent of one of the node's results is there.
+function Walk:reaches(node)
+  for _, result in ipairs(node.results) do
+    if self.cotangents[result.id] then return true end
+  end
+  return false
+end
+
+-- The cotangent of the node's result, or the list of those of its results, zeros for one that does not matter.
+function Walk:cotangents_of(node)
+  local results = node.results
+  if #results == 1 then return self.cotangents[results[1].id] end
+  local list = {}
+  for r, result in ipairs(results) do
+    if not self.cotangents[result.id] then
+      self:contribute(result.id, ops.fill {shape = result.shape, dtype = result.dtype, value = 0, context = self.context})
+    end
+    list[r] = self.cotangents[result.id]
+  end
+  return list
+end
+
 -- Runs the rule of one node.
-function Walk:apply(node, g)
+function Walk:apply(node)
   self.node = node
   local created = {}
   if not self.nested then dispatch.created = created end
+  local g = self:cotangents_of(node)
   if self.nested and node.rule.second and is_seen_around(node, g) then
     self:apply_reference(node, g)
   else
@@ -416,13 +452,13 @@ end
 -- nested (another tape may see everything); vjp (pack.grad's).
 function Tape:backward(result, g, leaves, options)
   local walk = setmetatable({
-    nested = options.nested, vjp = options.vjp, cotangents = {}, references = {}, sharers = {},
-    owned = {}, destinations = unwritten_destinations(leaves, self, options),
+    nested = options.nested, vjp = options.vjp, context = {handle = result.context},
+    cotangents = {}, references = {}, sharers = {}, owned = {}, destinations = unwritten_destinations(leaves, self, options),
   }, Walk)
   local id = self.ids[result]
   if id then
     local seed = g or ops.fill {shape = result:sizes(), dtype = gradient_dtype(result.dtype),
-      value = 1, context = {handle = result.context}}
+      value = 1, context = walk.context}
     walk.node = {ids = {id}}
     walk:give(1, seed)
     if g then
@@ -434,11 +470,12 @@ function Tape:backward(result, g, leaves, options)
   for n = #self.nodes, 1, -1 do
     local node = self.nodes[n]
     self.nodes[n] = nil
-    local cotangent = walk.cotangents[node.id]
-    if cotangent then
-      walk:apply(node, cotangent)
-      walk.cotangents[node.id] = nil
-      walk:drop(cotangent)
+    if walk:reaches(node) then
+      walk:apply(node)
+      for _, one in ipairs(node.results) do
+        walk:drop(walk.cotangents[one.id])
+        walk.cotangents[one.id] = nil
+      end
     end
     if options.release then self:release(n, options.kept) end
   end

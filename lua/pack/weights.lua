@@ -161,7 +161,7 @@ local function fill_from_files(self, model)
     end
     fill(one, other.file, "")
     other:close()
-    for _, view in ipairs(one.weights) do view:free() end
+    one:free_views()
   end
 end
 

@@ -124,7 +124,8 @@ work.rows = {
   -- two products and a sum for the weight.
   rmsnorm = each(4), add_rmsnorm = each(5), rmsnorm_grad = each(9, 1),
   rope = each(3), -- of two elements: four products, a sum and a difference
-  swiglu = each(6), swiglu_grad = each(12, 1),
+  rope_split = each(2, 1), rope_join = each(2), -- two of three elements are turned
+  swiglu = each(6), swiglu_grad = each(12, 1), swiglu_split = each(6), swiglu_split_grad = each(12, 1),
   attention = products(seen(4)), -- q k and p v
   attention_grad = products(seen(10), seen(8)), -- the scores again, then g v, p g, ds k and ds q
 

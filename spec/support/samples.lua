@@ -234,6 +234,20 @@ function samples.rope(draw, dtype)
     attributes = {theta = 10000, inverse = draw(0, 1) == 1, half = half(draw, dtype)}}
 end
 
+-- q, k and v lie behind each other along the heads.
+function samples.rope_split(draw, dtype)
+  local shape = heads_of(draw, true)
+  shape[4] = 3 * shape[4]
+  return {inputs = {floats(draw, shape, dtype)},
+    attributes = {theta = 10000, inverse = draw(0, 1) == 1, half = half(draw, dtype)}}
+end
+
+function samples.rope_join(draw, dtype)
+  local shape = heads_of(draw, true)
+  return {inputs = {floats(draw, shape, dtype), floats(draw, shape, dtype), floats(draw, shape, dtype)},
+    attributes = {theta = 10000, inverse = draw(0, 1) == 1, half = half(draw, dtype)}}
+end
+
 function samples.swiglu(draw, dtype)
   local shape = any_shape(draw)
   return {inputs = {floats(draw, shape, dtype, -5, 5), floats(draw, shape, dtype)},
@@ -243,6 +257,25 @@ end
 function samples.swiglu_grad(draw, dtype)
   local shape = any_shape(draw)
   return {inputs = {floats(draw, shape, dtype), floats(draw, shape, dtype, -5, 5), floats(draw, shape, dtype)},
+    attributes = {half = half(draw, dtype)}}
+end
+
+-- A shape of rank 2 or more and the same with its last extent doubled, for gate and up.
+local function halves(draw)
+  local shape = any_shape(draw, 2)
+  local both = {unpack(shape)}
+  both[#both] = 2 * both[#both]
+  return shape, both
+end
+
+function samples.swiglu_split(draw, dtype)
+  local _, both = halves(draw)
+  return {inputs = {floats(draw, both, dtype, -5, 5)}, attributes = {half = half(draw, dtype)}}
+end
+
+function samples.swiglu_split_grad(draw, dtype)
+  local shape, both = halves(draw)
+  return {inputs = {floats(draw, shape, dtype), floats(draw, both, dtype, -5, 5)},
     attributes = {half = half(draw, dtype)}}
 end
 
