@@ -34,9 +34,12 @@ local function inputs_like(given)
   return inputs
 end
 
--- All values, with nils among them: their number as n.
+-- All values up to the last that is not nil: their number as n.
 local function pack_values(...)
-  return {n = select("#", ...), ...}
+  local values, n = {...}, select("#", ...)
+  while n > 0 and values[n] == nil do n = n - 1 end
+  values.n = n
+  return values
 end
 
 local function check_results(results, count)
