@@ -131,8 +131,11 @@ const char *pk_category_name(int category);
 /* Gives cached blocks back to the system. */
 void pk_memory_trim(pk_context *context);
 
-/* Bytes allocated since the last call with reset = 1: what tells Lua's collector to run. */
-int64_t pk_memory_pressure(pk_context *context, int reset);
+/* 1 if Lua's collector should run: more was allocated since it last did than half of what was alive
+ * then, and than 64 MiB. */
+int pk_memory_presses(const pk_context *context);
+/* Notes that it ran. */
+void pk_memory_collected(pk_context *context);
 
 /* --- tensors ------------------------------------------------------------------------------- */
 

@@ -24,6 +24,18 @@ describe("device memory", function()
     assert.equal(chosen:memory().total_peak, chosen:peak())
   end)
 
+  it("stays bounded whatever another device context holds", function()
+    local large, chosen = context {threads = 1}, context {threads = 1}
+    local held = tensor.zeros({1024 * MIB / 4}, "f32", {context = large}) -- never touched: only addresses
+    local dropped = tensor.zeros({80 * MIB / 4}, "f32", {context = large}):view {shape = {1, 1}}
+    ops.negate(dropped) -- runs the collector for the large one
+    local a = tensor.ones({MIB / 4}, "f32", {context = chosen})
+    for _ = 1, 600 do ops.negate(a) end
+    local peak = chosen:memory().total_peak / MIB
+    assert.is_true(peak < 80, ("the peak was %.1f MiB"):format(peak))
+    held:free()
+  end)
+
   it("comes back at once with free", function()
     local chosen = context {threads = 1}
     local t = tensor.zeros({MIB}, "f64", {context = chosen, category = "data"})

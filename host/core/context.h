@@ -18,6 +18,7 @@ struct pk_context {
   int64_t references; /* the owner's, and one per live storage */
   pk_memory memory;
   int64_t pressure; /* bytes taken since the collector last ran */
+  int64_t bearable; /* so much pressure does not call it; 0: the least */
   pk_free_block *free_blocks[PK_SIZE_CLASSES];
   bool forecast;             /* memory is counted, not taken, and nothing is computed */
   pk_program *recording;     /* the program that operations go to, or NULL */

@@ -163,8 +163,14 @@ void pk_memory_reset_peak(pk_context *context) {
   for (int c = 0; c < PK_CATEGORIES; c++) memory->peak[c] = memory->used[c];
 }
 
-int64_t pk_memory_pressure(pk_context *context, int reset) {
-  int64_t pressure = context->pressure;
-  if (reset) context->pressure = 0;
-  return pressure;
+int pk_memory_presses(const pk_context *context) {
+  const int64_t least = (int64_t)64 << 20;
+  return context->pressure > (context->bearable > least ? context->bearable : least);
+}
+
+void pk_memory_collected(pk_context *context) {
+  pk_memory memory;
+  pk_memory_read(context, &memory);
+  context->pressure = 0;
+  context->bearable = memory.total / 2;
 }

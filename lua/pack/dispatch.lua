@@ -113,20 +113,14 @@ end
 
 -- Memory pressure -------------------------------------------------------------------------------
 
-local LEAST_PRESSURE = 64 * 1024 * 1024
-local threshold = LEAST_PRESSURE
-local memory = ffi.new("pk_memory")
-
 local function collect(handle)
   collectgarbage()
-  C.pk_memory_pressure(handle, 1)
-  C.pk_memory_read(handle, memory)
-  threshold = math.max(LEAST_PRESSURE, tonumber(memory.total) / 2)
+  C.pk_memory_collected(handle)
 end
 
 --- Runs Lua's collector if much device memory was handed out since it last ran.
 function dispatch.relieve(handle)
-  if C.pk_memory_pressure(handle, 0) > threshold then collect(handle) end
+  if C.pk_memory_presses(handle) ~= 0 then collect(handle) end
 end
 
 --- Calls attempt(), which returns a pk_status; once more after a collection if memory ran out.
@@ -337,7 +331,7 @@ local function run(operation, handle, n_inputs, given, list)
   if n_outputs > 1 then second = take_output(out, 2) end
   if n_outputs > 2 then third = take_output(out, 3) end
   if n_outputs > 3 then fourth, fifth = take_output(out, 4), take_output(out, 5) end
-  if C.pk_memory_pressure(handle, 0) > threshold then collect(handle) end
+  if C.pk_memory_presses(handle) ~= 0 then collect(handle) end
   if dispatch.record then
     dispatch.record(operation, given or nothing, list, {first, second, third, fourth, fifth})
   end
