@@ -184,7 +184,7 @@ measure() {
 
 # Kernels' times against their bytes and operations.
 profile() {
-  "$packlua" recipes/profile.lua --config "$config" --set runtime.amp=true --device "$device" --top 40 --steps "$((steps > 3 ? 3 : steps))" \
+  "$packlua" recipes/profile.lua --config "$config" --set runtime.amp=true --device "$device" --top 40 --warmup 3 --steps "$((steps > 3 ? 3 : steps))" \
     --set "decentralized.num_models=$1" --set "training.micro_batch_size=$2" --output "$output/profile-n$1"
 }
 
