@@ -10,6 +10,8 @@
 #include <cuda_runtime.h>
 #include <stdint.h>
 
+#include "shared_memory.h"
+
 // A variable of a block: PK_SHARED(float, tile, [32][33]); and the block's dynamic shared memory,
 // whose bytes the launch states.
 #define PK_SHARED(type, name, ...) __shared__ __align__(16) type name __VA_ARGS__
@@ -17,11 +19,11 @@
   extern __shared__ __align__(128) unsigned char pk_dynamic_shared[];                              \
   type *name = reinterpret_cast<type *>(pk_dynamic_shared)
 
-// Launches a kernel. More than 48 KiB of shared memory is asked for here.
+// Launches a kernel. Much shared memory is asked for here.
 template <class... Parameters, class... Arguments>
 static inline cudaError_t pk_launch(void (*kernel)(Parameters...), dim3 grid, dim3 block,
                                     size_t shared, cudaStream_t stream, Arguments... arguments) {
-  if (shared > (48 << 10)) {
+  if (shared > PK_SHARED_UNASKED) {
     cudaError_t error =
         cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel),
                              cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));

@@ -422,3 +422,29 @@ describe("a recorded program on the CUDA device", function()
     own.program:free()
   end)
 end)
+
+describe("a kernel with both kinds of shared memory", function()
+  after_each(check_usable)
+
+  -- With 22 workers the columns and the mixing matrix are 49,104 bytes; what the kernel declares for itself, the
+  -- hyperparameters, goes past 48 KiB.
+  it("is launched where only both together are more than 48 KiB", function()
+    local workers, width = 22, 64
+    for _, dtype in ipairs {"f32", "f64"} do
+      local weights, values, expected = {}, {}, {}
+      for i = 1, workers do
+        for j = 1, workers do weights[(i - 1) * workers + j] = j == i % workers + 1 and 1 or 0 end
+        for c = 1, width do
+          values[(i - 1) * width + c] = 100 * i + c
+          expected[(i - 1) * width + c] = 100 * (i % workers + 1) + c
+        end
+      end
+      local mixing, x = tensor.zeros({workers, workers}, "f64", {context = device}),
+        tensor.zeros({workers, width}, dtype, {context = device})
+      mixing:write_numbers(ffi.new("double[?]", #weights, weights), #weights)
+      x:write_numbers(ffi.new("double[?]", #values, values), #values)
+      ops.mix(x, mixing, from({0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0}, "f64"), from({0, 0, 0, 0, 0, 0, 0, 0}, "i32"))
+      assert.same(expected, numbers.flat(x), dtype)
+    end
+  end)
+end)

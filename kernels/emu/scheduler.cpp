@@ -4,6 +4,7 @@
 #include "emu.h"
 #include "fiber.h"
 #include "pool.h"
+#include "shared_memory.h"
 
 #include <cstdio>
 #include <vector>
@@ -302,6 +303,16 @@ void reset(Machine &m, dim3 size, size_t dynamic_bytes) {
   memset(m.dynamic, 0xff, dynamic_bytes); // NaN in every type
 }
 
+// That the block's shared memory is no more than pk_launch of device.h, which knows only the
+// dynamic part, has asked for.
+void check_shared(const Machine &m) {
+  if (m.dynamic_bytes > PK_SHARED_UNASKED) return;
+  size_t bytes = m.dynamic_bytes;
+  for (const Shared &shared : m.shared)
+    if (shared.live) bytes += (shared.bytes + 127) / 128 * 128;
+  if (bytes > PK_SHARED_BOUND) die("a block with more shared memory than was asked for");
+}
+
 void shuffle_order(Machine &m, uint64_t seed) {
   m.random = seed;
   if (!order_seed()) return;
@@ -338,6 +349,7 @@ void run_block(const void *data, int64_t piece) {
   thread = &first.id;
   go_to(m, first.fiber);
   order_acquire(&m.end_order);
+  check_shared(m);
   thread = nullptr;
   block = nullptr;
 }
