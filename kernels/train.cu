@@ -9,8 +9,9 @@
 
 enum { THREADS = 256, PIECE = 16384, MOST_BLOCKS = 132 * 16 };
 
+// At least one, whose sum is 0 where there are no columns.
 static int64_t pieces_of(int64_t columns) {
-  return (columns + PIECE - 1) / PIECE;
+  return columns > 0 ? (columns + PIECE - 1) / PIECE : 1;
 }
 
 // --- inverse_count ---

@@ -423,6 +423,16 @@ describe("a recorded program on the CUDA device", function()
   end)
 end)
 
+describe("numbers over workers", function()
+  it("are 0 where the workers have nothing", function()
+    for _, dtype in ipairs {"f32", "f64"} do
+      local nothing = tensor.zeros({2, 0}, dtype, {context = device})
+      assert.same({0, 0}, numbers.flat(ops.gradient_norm(nothing, from({1, 3}, "f64"))), dtype)
+      assert.same({0}, numbers.flat(ops.consensus_distance(nothing)), dtype)
+    end
+  end)
+end)
+
 describe("a kernel with both kinds of shared memory", function()
   after_each(check_usable)
 
