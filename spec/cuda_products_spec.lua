@@ -52,6 +52,7 @@ local product = [[packlua -e '
   local t = require("pack.tensor")
   local a = t.from({{1, 2, 3}, {4, 5, 6}}, "f32", {context = c})
   local b = t.from({{1, 2}, {3, 4}, {5, 6}}, "f32", {context = c})
+  %s
   print(unpack(require("spec.support.numbers").flat(require("pack.ops").matmul(a, b))))']]
 
 -- The file's text with another algorithm in its line, whose last number is the FNV-1a of those before it, which
@@ -77,9 +78,9 @@ describe("algorithms of products", function()
   before_each(function() folder = support.temporary() end)
   after_each(function() support.remove(folder) end)
 
-  local function multiply(settings, options)
+  local function multiply(settings, options, before)
     local code, out, err = support.run(("XDG_CACHE_HOME=%s/cache %s %s"):format(folder, settings,
-      product:format(options or "")))
+      product:format(options or "", before or "")))
     assert.equal(0, code, err)
     assert.equal("22\t28\t49\t64\n", out)
   end
@@ -134,11 +135,17 @@ describe("algorithms of products", function()
     assert.is_nil(cache_file())
   end)
 
+  it("are not remembered where they could not be timed", function()
+    multiply("PACKLUA_EMU_ALGORITHMS=3", "", [[local emu = require "spec.support.emu"
+      emu.fail("cudaEventCreateWithFlags", emu.errors.memory)]])
+    assert.is_nil(cache_file())
+  end)
+
   it("need no place for the file", function()
-    local code, out = support.run("unset HOME XDG_CACHE_HOME; PACKLUA_EMU_ALGORITHMS=3 " .. product:format(""))
+    local code, out = support.run("unset HOME XDG_CACHE_HOME; PACKLUA_EMU_ALGORITHMS=3 " .. product:format("", ""))
     assert.equal(0, code)
     assert.equal("22\t28\t49\t64\n", out)
-    code, out = support.run("XDG_CACHE_HOME=/proc/none PACKLUA_EMU_ALGORITHMS=3 " .. product:format(""))
+    code, out = support.run("XDG_CACHE_HOME=/proc/none PACKLUA_EMU_ALGORITHMS=3 " .. product:format("", ""))
     assert.equal(0, code)
     assert.equal("22\t28\t49\t64\n", out)
   end)

@@ -233,7 +233,7 @@ static float time_of(pk_cuda_device *cuda, const pk_planned_product *planned,
 }
 
 /* The fastest of the proposals on the product's own operands, with a result that is thrown away:
- * c may be added to. 0 where there is no memory for that. */
+ * c may be added to. -1 where none could be timed, as without memory for that. */
 static int fastest(pk_cuda_device *cuda, const pk_planned_product *planned,
                    const pk_product *product, void *workspace, const proposal *proposals,
                    int count) {
@@ -241,7 +241,7 @@ static int fastest(pk_cuda_device *cuda, const pk_planned_product *planned,
   int64_t last = (product->batch - 1) * product->c.stride + (product->m - 1) * product->c.ld;
   int64_t bytes = (last + product->p) * pk_dtype_size(product->c_dtype);
   cudaEvent_t events[2] = {0};
-  int best = 0;
+  int best = -1;
   float shortest = -1;
   bool ready = cudaMalloc(&trial.c.at, (size_t)bytes) == cudaSuccess;
   if (!ready) trial.c.at = NULL;
@@ -267,7 +267,7 @@ pk_status pk_cuda_choose_algorithm(pk_cuda_device *cuda, pk_planned_product *pla
   bool timing = may_time(cuda);
   if (timing && recall(cuda, planned, product)) return PK_OK;
   proposal proposals[MOST_PROPOSALS];
-  int count = 0, best = 0;
+  int count = 0, best = -1;
   pk_status status = propose(cuda, planned, product, proposals, &count);
   if (status != PK_OK) return status;
   enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
@@ -275,7 +275,7 @@ pk_status pk_cuda_choose_algorithm(pk_cuda_device *cuda, pk_planned_product *pla
   if (status != PK_OK) return status;
   timing = timing && count > 1 && capture == cudaStreamCaptureStatusNone;
   if (timing) best = fastest(cuda, planned, product, workspace, proposals, count);
-  planned->algorithm = proposals[best].algo;
-  if (timing) remember(cuda, planned);
+  planned->algorithm = proposals[best < 0 ? 0 : best].algo;
+  if (best >= 0) remember(cuda, planned);
   return PK_OK;
 }
