@@ -135,6 +135,24 @@ describe("algorithms of products", function()
     assert.is_nil(cache_file())
   end)
 
+  it("are timed in memory of their own only where the result is added to", function()
+    local code, out, err = support.run(("XDG_CACHE_HOME=%s PACKLUA_EMU_ALGORITHMS=3 packlua -e %s"):format(folder,
+      support.quote [[
+        local emu, ops, tensor = require "spec.support.emu", require "pack.ops", require "pack.tensor"
+        local c = require("pack.context").create {device = "emu"}
+        local a = tensor.from({{1, 2}, {3, 4}}, "f32", {context = c})
+        local sum = ops.matmul(a, a)
+        local function multiply(options)
+          options.out = sum
+          print(emu.count(function() ops.matmul(a, a, options) end).allocations)
+          print(unpack(require("spec.support.numbers").flat(sum)))
+        end
+        multiply {transpose_a = true}
+        multiply {transpose_b = true, accumulate = true}]]))
+    assert.equal(0, code, err)
+    assert.equal("0\n10\t14\t14\t20\n1\n15\t25\t25\t45\n", out)
+  end)
+
   it("are not remembered where they could not be timed", function()
     multiply("PACKLUA_EMU_ALGORITHMS=3", "", [[local emu = require "spec.support.emu"
       emu.fail("cudaEventCreateWithFlags", emu.errors.memory)]])

@@ -232,8 +232,9 @@ static float time_of(pk_cuda_device *cuda, const pk_planned_product *planned,
   return best;
 }
 
-/* The fastest of the proposals on the product's own operands, with a result that is thrown away:
- * c may be added to. -1 where none could be timed, as without memory for that. */
+/* The fastest of the proposals on the product's own operands. What they write is thrown away: a c
+ * that is added to has to stay as it is, any other is written by the product afterwards. -1 where
+ * none could be timed, as without memory for that. */
 static int fastest(pk_cuda_device *cuda, const pk_planned_product *planned,
                    const pk_product *product, void *workspace, const proposal *proposals,
                    int count) {
@@ -243,8 +244,9 @@ static int fastest(pk_cuda_device *cuda, const pk_planned_product *planned,
   cudaEvent_t events[2] = {0};
   int best = -1;
   float shortest = -1;
-  bool ready = cudaMalloc(&trial.c.at, (size_t)bytes) == cudaSuccess;
-  if (!ready) trial.c.at = NULL;
+  void *scratch = NULL;
+  bool ready = !product->accumulate || cudaMalloc(&scratch, (size_t)bytes) == cudaSuccess;
+  if (scratch) trial.c.at = scratch;
   for (int e = 0; e < 2 && ready; e++)
     ready = cudaEventCreateWithFlags(&events[e], cudaEventDefault) == cudaSuccess;
   for (int i = 0; i < count && ready; i++) {
@@ -257,7 +259,7 @@ static int fastest(pk_cuda_device *cuda, const pk_planned_product *planned,
   for (int e = 0; e < 2; e++)
     if (events[e]) cudaEventDestroy(events[e]);
   cudaStreamSynchronize(cuda->stream);
-  cudaFree(trial.c.at);
+  if (scratch) cudaFree(scratch);
   cudaGetLastError(); /* what failed here is met again where it matters */
   return best;
 }
