@@ -58,7 +58,7 @@ AT(call_record, correlationId, 16);
 #undef AT
 
 /* A buffer of records has 4 MiB: CUPTI's guide advises 1 to 10. */
-enum { BUFFER_BYTES = 4 << 20, BUFFER_ALIGNMENT = 8, NAMES_STEP = 64, LEAST_VERSION = 19 };
+enum { BUFFER_BYTES = 4 << 20, BUFFER_ALIGNMENT = 8, LEAST_VERSION = 19 };
 
 static const CUpti_ExternalCorrelationKind OWN_KIND = CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0;
 
@@ -137,20 +137,6 @@ static pk_status check(CUptiResult result, const char *what) {
 
 /* --- records --- */
 
-/* The number of a name; names of one kernel are one text, mostly. */
-static int32_t number_name(pk_cupti_log *log, const char *name) {
-  for (int n = 0; n < log->n_names; n++)
-    if (log->names[n] == name || strcmp(log->names[n], name) == 0) return n;
-  if (log->n_names % NAMES_STEP == 0) {
-    size_t room = (size_t)log->n_names + NAMES_STEP;
-    const char **names = realloc(log->names, room * sizeof *names);
-    if (!names) return -1;
-    log->names = names;
-  }
-  log->names[log->n_names] = name;
-  return log->n_names++;
-}
-
 static void add_record(pk_cupti_log *log, const char *name, pk_cupti_record record) {
   if (log->count == log->room) {
     int64_t room = log->room ? 2 * log->room : 4096;
@@ -160,9 +146,8 @@ static void add_record(pk_cupti_log *log, const char *name, pk_cupti_record reco
       log->room = room;
     }
   }
-  record.name = number_name(log, name);
-  bool complete = record.end > 0 && record.name >= 0 && log->count < log->room;
-  if (complete)
+  record.name = name;
+  if (record.end > 0 && log->count < log->room)
     log->records[log->count++] = record;
   else
     log->lost++;
@@ -386,7 +371,6 @@ bool pk_cupti_stream(cudaStream_t stream, uint32_t *number) {
 
 void pk_cupti_log_free(pk_cupti_log *log) {
   free(log->records);
-  free(log->names);
   pk_table_free(&log->calls);
   pk_table_free(&log->nodes);
 }

@@ -24,19 +24,17 @@ typedef struct pk_cupti_record {
   uint64_t node;      /* of a graph, or 0 */
   uint32_t call;      /* that launched it */
   uint32_t stream;
-  int32_t name; /* in names */
+  const char *name; /* of the driver: as long as the kernel is loaded */
 } pk_cupti_record;
 
 typedef struct pk_cupti_log {
   pk_cupti_record *records;
   int64_t count, room;
-  int64_t lost;       /* records, for whatever reason */
-  int64_t strange;    /* records of graphs whose node nobody knows */
-  pk_table calls;     /* operation by call */
-  pk_table nodes;     /* place in its graph by node, for as long as the device lives */
-  int64_t capturing;  /* the place of the operation that is captured, or -1 */
-  const char **names; /* [n_names], of the driver: as long as the kernels are loaded */
-  int n_names;
+  int64_t lost;      /* records, for whatever reason */
+  int64_t strange;   /* records of graphs whose node nobody knows */
+  pk_table calls;    /* operation by call */
+  pk_table nodes;    /* place in its graph by node, for as long as the device lives */
+  int64_t capturing; /* the place of the operation that is captured, or -1 */
   void *subscriber;
 } pk_cupti_log;
 

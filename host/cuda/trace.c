@@ -130,7 +130,7 @@ static void add_record(const pk_cuda_trace *own, pk_trace *trace, const pk_cupti
     snprintf(lane, sizeof lane, COPY_LANE);
   else
     snprintf(lane, sizeof lane, "stream %u", record->stream);
-  show_name(own->log.names[record->name], name);
+  show_name(record->name, name);
   pk_activity activity = {.start = record->start,
                           .end = record->end,
                           .operation = record->operation,
