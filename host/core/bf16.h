@@ -6,7 +6,6 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Rounding is to nearest even, NaN stays NaN. */
 static inline float pk_bf16_to_f32(uint16_t value) {
   uint32_t bits = (uint32_t)value << 16;
   float result;
@@ -14,15 +13,7 @@ static inline float pk_bf16_to_f32(uint16_t value) {
   return result;
 }
 
-static inline uint16_t pk_bf16_from_f32(float value) {
-  uint32_t bits;
-  memcpy(&bits, &value, sizeof bits);
-  uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  uint32_t quiet = (bits >> 16) | 0x40u;
-  return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
-}
-
-/* The bf16 nearest to value, as f32: the same as there and back, in lanes of one width. */
+/* The bf16 nearest to value, ties to even, as f32; NaN stays NaN. */
 static inline float pk_bf16_rounded(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof bits);
@@ -31,6 +22,13 @@ static inline float pk_bf16_rounded(float value) {
   bits = ((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded) & 0xffff0000u;
   memcpy(&value, &bits, sizeof value);
   return value;
+}
+
+static inline uint16_t pk_bf16_from_f32(float value) {
+  float rounded = pk_bf16_rounded(value);
+  uint32_t bits;
+  memcpy(&bits, &rounded, sizeof bits);
+  return (uint16_t)(bits >> 16);
 }
 
 /* Rounds to f32 by making the last bit odd where bits are lost, so that rounding the result again

@@ -106,14 +106,15 @@ static void NAMED(slopes_tile)(const linear_job *job, int64_t row, int64_t rows,
   const REAL *lse =
       (const REAL *)pk_tensor_data(job->lse) + job->worker * job->lse->stride + job->first + row;
   REAL g = ((const REAL *)pk_tensor_data(job->g))[job->worker * job->g->stride];
-  const REAL *tops = (const REAL *)job->tops + row * token_tiles(job) + v / job->tokens;
+  int64_t tiles = token_tiles(job);
   for (int64_t r = 0; r < rows; r++) {
     REAL *restrict slopes = tile + r * job->ld;
     if (targets[r] == PK_IGNORED) {
       memset(slopes, 0, (size_t)tokens * sizeof *slopes);
       continue;
     }
-    REAL top = job->tiles ? tops[r * token_tiles(job)] : NAMED(tile_exponentials)(slopes, tokens);
+    REAL top = job->tiles ? ((const REAL *)job->tops)[(row + r) * tiles + v / job->tokens]
+                          : NAMED(tile_exponentials)(slopes, tokens);
     REAL factor = REAL_EXP(top - lse[r]) * g;
     for (int64_t j = 0; j < tokens; j++) slopes[j] = NAMED(flushed)(slopes[j] * factor);
     if (targets[r] >= v && targets[r] < v + tokens) slopes[targets[r] - v] -= g;
