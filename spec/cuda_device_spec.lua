@@ -7,7 +7,6 @@ local helper = require "spec.support.helper"
 local numbers = require "spec.support.numbers"
 local ops = require "pack.ops"
 local plan = require "pack.plan"
-local program = require "pack.program"
 local tensor = require "pack.tensor"
 
 local MIB = 1024 * 1024
@@ -344,22 +343,12 @@ describe("a recorded program on the CUDA device", function()
   helper.watch()
   after_each(emu.repair)
 
-  -- A program that changes a state from outside and gives a result, and its tensors.
-  local function make()
-    local own = {state = from({1, 2, 3}, "f64"), input = from({1, 1, 1}, "f64"), matrix = from({{1, 2, 3}}, "f64")}
-    own.program = program.record(function()
-      ops.copy(own.input, {out = own.state, accumulate = true})
-      return ops.matmul(ops.affine(own.matrix, {scale = 2}), ops.reshape(own.state, {shape = {3, 1}}))
-    end, {}, device)
-    return own
-  end
-
   local function result(own)
     return own.program.results[1]:totable()[1][1]
   end
 
   it("runs operation by operation once, then is captured, then launched as one", function()
-    local own = make()
+    local own = emu.recorded(device)
     local first = emu.count(function() own.program:run() end)
     assert.equal(0, first.captures + first.graph_launches)
     assert.equal(2 * (2 + 2 * 3 + 3 * 4), result(own))
@@ -374,7 +363,7 @@ describe("a recorded program on the CUDA device", function()
   end)
 
   it("reads what is in its tensors when it is launched", function()
-    local own = make()
+    local own = emu.recorded(device)
     for _ = 1, 3 do own.program:run() end
     own.input:write(ffi.new("double[3]", 10, 20, 30))
     own.program:run()
@@ -385,7 +374,7 @@ describe("a recorded program on the CUDA device", function()
 
   it("goes on operation by operation where it cannot be captured, and says why", function()
     for _, name in ipairs {"cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaGraphInstantiate"} do
-      local own = make()
+      local own = emu.recorded(device)
       own.program:run()
       emu.fail(name, emu.errors.capture_invalidated)
       local shown = {}
@@ -401,7 +390,7 @@ describe("a recorded program on the CUDA device", function()
   end)
 
   it("that fails while it is captured reports the failure when it is met again", function()
-    local own = make()
+    local own = emu.recorded(device)
     own.program:run()
     emu.fail("cudaLaunchKernel", emu.errors.invalid_value, 2)
     own.program.say = function() end
@@ -412,7 +401,7 @@ describe("a recorded program on the CUDA device", function()
   end)
 
   it("runs whole or not at all when it is interrupted", function()
-    local own = make()
+    local own = emu.recorded(device)
     for _ = 1, 2 do own.program:run() end
     ffi.C.pk_interrupt_request()
     assert.is_false(pcall(own.program.run, own.program))

@@ -7,7 +7,6 @@ local emu = require "spec.support.emu"
 local ffi = require "ffi"
 local helper = require "spec.support.helper"
 local ops = require "pack.ops"
-local program = require "pack.program"
 local tensor = require "pack.tensor"
 local trace = require "pack.trace"
 local trainer = require "pack.trainer"
@@ -62,16 +61,6 @@ local function check_times(capture, sorted)
   for _, event in capture:events() do
     assert.is_true(event.start >= 0 and event.finish <= capture.seconds + 1e-3) -- which begins a little later
   end
-end
-
--- A program that writes to a state from outside: 3 operations that launch.
-local function make()
-  local own = {state = from({1, 2, 3}, "f64"), input = from({1, 1, 1}, "f64"), matrix = from({{1, 2, 3}}, "f64")}
-  own.program = program.record(function()
-    ops.copy(own.input, {out = own.state, accumulate = true})
-    return ops.matmul(ops.affine(own.matrix, {scale = 2}), ops.reshape(own.state, {shape = {3, 1}}))
-  end, {}, device)
-  return own
 end
 
 -- A trainer of a small packed model on made-up tokens.
@@ -153,7 +142,7 @@ describe("a trace of the CUDA device", function()
   end)
 
   it("tells what a graph's kernels are for, as if they had been launched one by one", function()
-    local own = make()
+    local own = emu.recorded(device)
     local capture
     local counts = emu.count(function()
       capture = trace.capture(device, function()
@@ -181,7 +170,7 @@ describe("a trace of the CUDA device", function()
   end)
 
   it("captures a graph that it does not know again, and only then", function()
-    local own = make()
+    local own = emu.recorded(device)
     for _ = 1, 2 do own.program:run() end
     local function traced()
       local capture
@@ -201,7 +190,7 @@ describe("a trace of the CUDA device", function()
   end)
 
   it("goes on operation by operation where a graph cannot be captured", function()
-    local own = make()
+    local own = emu.recorded(device)
     own.program.say = function() end
     own.program:run()
     emu.fail("cudaStreamEndCapture", emu.errors.capture_invalidated)
@@ -213,7 +202,7 @@ describe("a trace of the CUDA device", function()
   end)
 
   it("says that CUPTI is missing, and waits for each operation", function()
-    local own = make()
+    local own = emu.recorded(device)
     for _ = 1, 2 do own.program:run() end
     emu.pretend {cupti = false}
     local capture

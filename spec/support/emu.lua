@@ -3,6 +3,9 @@
 local context = require "pack.context"
 local ffi = require "ffi"
 local helper = require "spec.support.helper"
+local ops = require "pack.ops"
+local program = require "pack.program"
+local tensor = require "pack.tensor"
 
 ffi.cdef [[
   typedef struct pk_emu_counters {
@@ -34,6 +37,20 @@ function emu.open(options)
   if good then return opened end
   if tostring(opened):find("this build has no", 1, true) then return nil end
   error(opened, 2)
+end
+
+--- A recorded program of three operations that launch, which changes a state from outside and gives a result; and its
+-- tensors: {program, state, input, matrix}.
+function emu.recorded(device)
+  local function from(values)
+    return tensor.from(values, "f64", {context = device})
+  end
+  local own = {state = from {1, 2, 3}, input = from {1, 1, 1}, matrix = from {{1, 2, 3}}}
+  own.program = program.record(function()
+    ops.copy(own.input, {out = own.state, accumulate = true})
+    return ops.matmul(ops.affine(own.matrix, {scale = 2}), ops.reshape(own.state, {shape = {3, 1}}))
+  end, {}, device)
+  return own
 end
 
 -- The library that the device lives in, which is loaded already.
