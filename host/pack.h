@@ -452,6 +452,15 @@ int pk_terminal_width(int fd);
 pk_status pk_file_lock(const char *path, int *lock);
 void pk_file_unlock(int lock);
 
+/* Bytes that may be written to the disk of a folder; infinite, with a remark, where the file system
+ * does not say. Errors: PK_IO, no such folder. */
+pk_status pk_disk_room(const char *folder, double *bytes);
+
+/* What the file systems that were written to could not do so far and the library did without, such
+ * as bringing a folder to disk: a sentence, one each of few, from index 0 on; NULL after the last.
+ * Lives as long as the process. */
+const char *pk_file_remark(int index);
+
 /* --- values: JSON, YAML and Lua tables from outside ------------------------------------------ */
 
 typedef enum pk_value_kind {

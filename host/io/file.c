@@ -199,7 +199,7 @@ pk_status pk_file_lock(const char *path, int *lock) {
     pk_status status;
     if (errno == EWOULDBLOCK) {
       status = fail_locked(fd, path);
-    } else if (errno == ENOSYS || errno == EOPNOTSUPP || errno == ENOLCK) {
+    } else if (errno == ENOLCK || pk_lacks(errno)) {
       status =
           pk_fail(PK_UNSUPPORTED, "%s: this file system has no locks: %s", path, strerror(errno));
     } else {

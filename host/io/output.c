@@ -73,22 +73,17 @@ void pk_output_discard(pk_output *output) {
   *output = (pk_output){.fd = -1};
 }
 
-/* A rename is on disk once its folder is. File systems that cannot sync a folder say EINVAL. */
+/* A rename is on disk once its folder is. */
 static pk_status sync_folder(const char *path) {
-  char *folder = strdup(path);
+  char *folder = pk_folder_of(path);
   if (!folder) return pk_fail(PK_NO_MEMORY, "no memory for the path of %s", path);
-  char *slash = strrchr(folder, '/');
-  if (slash) slash[slash == folder] = '\0';
-  pk_status status = PK_OK;
-  int fd = open(slash ? folder : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0 || (fsync(fd) != 0 && errno != EINVAL)) status = pk_fail_io(path, "sync its folder");
-  if (fd >= 0) close(fd);
+  pk_status status = pk_folder_sync(folder);
   free(folder);
   return status;
 }
 
 pk_status pk_output_sync(pk_output *output) {
-  return fsync(output->fd) == 0 ? PK_OK : pk_fail_io(output->path, "be brought to disk");
+  return pk_descriptor_sync(output->fd, output->path);
 }
 
 pk_status pk_output_publish(pk_output *output) {

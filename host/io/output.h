@@ -32,4 +32,21 @@ pk_status pk_write_all(int fd, const char *path, const void *data, int64_t bytes
 /* Fails with PK_IO, the path, what could not be done, and the reason in errno. */
 pk_status pk_fail_io(const char *path, const char *what);
 
+/* --- what a file system may lack (filesystem.c) --- */
+
+/* Whether an errno says that the file system does not have an operation, not that it failed. */
+bool pk_lacks(int reason);
+
+/* Brings an open file or folder to disk, or what is in a folder. Where the file system cannot do
+ * that, they leave a remark (pk_file_remark) and succeed. */
+pk_status pk_descriptor_sync(int fd, const char *path);
+pk_status pk_folder_sync(const char *folder);
+
+/* Makes a file read-only; where that is refused, a remark. */
+pk_status pk_file_protect(const char *path);
+
+/* The folder that holds path, whatever slashes it ends with; the caller frees it. NULL: no memory.
+ */
+char *pk_folder_of(const char *path);
+
 #endif

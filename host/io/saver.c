@@ -1,6 +1,7 @@
 /* Writes copies of tensors to files in the background: snapshots, and the thread that saves them.
  */
 #include <inttypes.h>
+#include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -8,7 +9,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/statvfs.h>
 #include <time.h>
 
 #include "io/output.h"
@@ -21,6 +21,8 @@ enum {
   HUGE_BYTES = 1 << 21,
   MESSAGE_BYTES = 2048
 };
+
+static const double MIB = 1048576;
 
 /* --- snapshots --- */
 
@@ -329,23 +331,14 @@ void pk_saver_free(pk_saver *saver) {
 
 /* Whether the disk has room for bytes besides what is still to be written. */
 static pk_status check_space(const pk_saver *saver, const pk_snapshot *snapshot) {
-  char *folder = strdup(snapshot->path);
+  char *folder = pk_folder_of(snapshot->path);
   if (!folder) return pk_fail(PK_NO_MEMORY, "no memory for the path of %s", snapshot->path);
-  char *slash = strrchr(folder, '/');
-  if (slash) slash[slash == folder] = '\0';
-  struct statvfs disk;
-  pk_status status = PK_OK;
-  if (statvfs(slash ? folder : ".", &disk) != 0) {
-    status = pk_fail_io(snapshot->path, "find its disk");
-  } else {
-    double room = (double)disk.f_bavail * (double)disk.f_frsize;
-    double wanted = (double)(saver->unfinished_bytes + snapshot->bytes + SPARE_BYTES);
-    if (room < wanted) {
-      status = pk_fail(PK_IO,
-                       "%s: cannot be written: it may need %.1f MiB, and the disk has %.1f MiB "
-                       "left",
-                       snapshot->path, wanted / 1048576, room / 1048576);
-    }
+  double room, wanted = (double)(saver->unfinished_bytes + snapshot->bytes + SPARE_BYTES);
+  pk_status status = pk_disk_room(folder, &room);
+  if (!status && room < wanted) { /* rounded away from each other, to tell them apart */
+    status = pk_fail(PK_IO,
+                     "%s: cannot be written: it may need %.1f MiB, and the disk has %.1f MiB left",
+                     snapshot->path, ceil(wanted / MIB * 10) / 10, floor(room / MIB * 10) / 10);
   }
   free(folder);
   return status;

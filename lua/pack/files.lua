@@ -113,6 +113,26 @@ function files.is_locked(path)
   return status == C.PK_INVALID
 end
 
+--- Bytes that may be written to the disk of a folder, math.huge where the file system does not say; nil and the
+-- message if there is no such folder.
+function files.room(folder)
+  local bytes = ffi.new("double[1]")
+  if C.pk_disk_room(checked(folder), bytes) ~= C.PK_OK then return nil, native.message() end
+  return bytes[0]
+end
+
+--- What the file systems written to so far could not do and the library did without, such as bringing a folder to
+-- disk: sentences, each once per process, from the first+1-th on (first: 0).
+function files.remarks(first)
+  local list, index = {}, first or 0
+  local text = C.pk_file_remark(index)
+  while text ~= nil do
+    list[#list + 1], index = ffi.string(text), index + 1
+    text = C.pk_file_remark(index)
+  end
+  return list
+end
+
 --- What follows the last slash of a path, which may end with one: "c" of "/a/b/c".
 function files.basename(path)
   return path:match("([^/]+)/*$") or "/"

@@ -160,6 +160,15 @@ local function append(self, file, name, line)
 end
 jit.off(append)
 
+-- Logs what a file system turned out to lack.
+local function log_remarks(self)
+  if C.pk_file_remark(self.remarks) == nil then return end
+  for _, remark in ipairs(files.remarks(self.remarks)) do
+    self.remarks = self.remarks + 1
+    self:log("%s", remark)
+  end
+end
+
 local function refuse_closed(self)
   if self.closed then caller.raise("the run in %s is closed", self.folder) end
 end
@@ -172,7 +181,7 @@ end
 local function open(folder, held, options, lines, step)
   local self = setmetatable({
     folder = folder, recipe = options.recipe, config = options.config, held = held, lines = lines,
-    began = C.pk_clock(), print_line = print, rows = json.rows(),
+    began = C.pk_clock(), print_line = print, rows = json.rows(), remarks = 0,
   }, Run)
   self.log_file = open_appending(self:path("run.log"))
   self.metrics_file = open_appending(self:path("metrics.jsonl"))
@@ -329,6 +338,7 @@ function Run:metrics(row)
   self.lines = self.lines + 1
   if self.events then self.events:row(row) end
   note_best(self, row)
+  log_remarks(self)
   return row
 end
 
@@ -344,6 +354,7 @@ end
 --- Closes the run's files and gives up its lock; twice is harmless.
 function Run:close()
   if self.closed then return end
+  log_remarks(self)
   self.closed = true
   self.log_file:close()
   self.metrics_file:close()

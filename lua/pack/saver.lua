@@ -25,14 +25,56 @@ local function check(status)
   if status ~= 0 then failure.raise(1, native.message()) end
 end
 
+-- Room ---------------------------------------------------------------------------------------------
+
+local SPARE_BYTES = 2 ^ 20 -- that pk_saver wants besides the data
+
+-- Bytes as MiB with one decimal, what is wanted rounded up and what is there rounded down.
+local function mib_wanted(bytes) return math.ceil(bytes / 2 ^ 20 * 10) / 10 end
+local function mib_left(bytes) return math.floor(bytes / 2 ^ 20 * 10) / 10 end
+
+-- Bytes of a training state, and of the weights of all workers and their average.
+local function sizes(trainer)
+  local tensors, workers = checkpoint.tensors(trainer), trainer.num_models
+  local state, weights = 0, 0
+  for _, item in ipairs(tensors) do
+    local t = item.tensor
+    local bytes = tonumber(t.numel) * tonumber(C.pk_dtype_size(t.dtype))
+    state = state + bytes
+    if item.name:find("^parameters/") then weights = weights + bytes / workers * (workers + 1) end
+  end
+  return state, weights
+end
+
+-- Refuses to begin what could not be saved at its end.
+local function check_room(self)
+  local training, folder = self.trainer.config.training, self.run.folder
+  local state, weights = sizes(self.trainer)
+  local epochs, steps = training.checkpoint_policy ~= "none", training.checkpoint_steps or training.checkpoint_minutes
+  local wanted = epochs and weights + (training.save_epoch_training_state and state or 0) or 0
+  if steps then wanted = math.max(wanted, state) end
+  if wanted > 0 then wanted = wanted + SPARE_BYTES end
+  local room, message = files.room(folder)
+  if not room then failure.raise(1, message) end
+  if room < wanted then
+    failure.raise(1, ("%s: the run saves %.1f MiB at once, and the disk has %.1f MiB left; --output DIR chooses a folder "
+      .. "on another one"):format(folder, mib_wanted(wanted), mib_left(room)))
+  end
+  if room < state then
+    self.run:log("%s: a state has %.1f MiB, and the disk has %.1f MiB left: on a signal the run could not be saved",
+      folder, mib_wanted(state), mib_left(room))
+  end
+end
+
 --- Saves a trainer's states and weights in a run's folder. options: run, trainer, data (its identity), level (1,
--- zstd's) and threads (1) that compress states.
+-- zstd's) and threads (1) that compress states. Error: the disk has no room for what the configuration saves.
 function saver.create(options)
+  local self = setmetatable({}, Saver)
+  self.run, self.trainer, self.data = options.run, options.trainer, options.data
+  check_room(self)
   local made = ffi.new("pk_saver *[1]")
   check(C.pk_saver_create(made))
-  local self = setmetatable({}, Saver)
   self.handle = ffi.gc(made[0], C.pk_saver_free)
-  self.run, self.trainer, self.data = options.run, options.trainer, options.data
   self.level, self.threads = options.level or 1, options.threads or 1
   self.progress = ffi.new("pk_saver_progress")
   self.waiting = {} -- functions by the number of the file after which they are called
