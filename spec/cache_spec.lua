@@ -227,7 +227,7 @@ describe("A cache", function()
     os.remove(path .. "/train-00003.bin")
     refuses("train-00003.bin", cache.open, path)
     os.execute(("mkdir %s/train-00003.bin"):format(path))
-    refuses("train-00003.bin: not a file", cache.open, path)
+    refuses("train-00003.bin: is not a regular file", cache.open, path)
   end)
 
   it("notices a shard that changes after opening, and, when verified, one that was altered", function()

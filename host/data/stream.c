@@ -5,10 +5,11 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
 #include <zstd.h>
+
+#include "io/output.h"
 
 enum { STORED = 1 << 17 }; /* bytes read from the file at once */
 
@@ -76,12 +77,8 @@ static pk_status find_coding(pk_stream *stream) {
 }
 
 static pk_status open_stream(pk_stream *stream, pk_stream_kind kind) {
-  struct stat about;
-  stream->file = open(stream->path, O_RDONLY | O_CLOEXEC);
-  if (stream->file < 0 || fstat(stream->file, &about) != 0) {
-    return pk_fail(PK_IO, "%s: cannot be opened: %s", stream->path, strerror(errno));
-  }
-  if (S_ISDIR(about.st_mode)) return pk_fail(PK_INVALID, "%s: is a directory", stream->path);
+  pk_status status = pk_file_open(stream->path, O_RDONLY, &stream->file);
+  if (status) return status;
   stream->input = malloc(STORED);
   if (!stream->input) return pk_fail(PK_NO_MEMORY, "%s: no memory to read it", stream->path);
   return kind == PK_STREAM_BY_CONTENT ? find_coding(stream) : PK_OK;

@@ -66,14 +66,11 @@ pk_status pk_tokens_from_memory(const void *ids, int64_t count, int width, int64
 /* --- shards --- */
 
 static pk_status open_shard(const pk_token_file *shard, int32_t width, int *fd) {
-  *fd = open(shard->path, O_RDONLY | O_CLOEXEC);
-  if (*fd < 0) return pk_fail_io(shard->path, "be opened");
   struct stat about;
-  pk_status status = PK_OK;
+  pk_status status = pk_file_open(shard->path, O_RDONLY, fd);
+  if (status) return status;
   if (fstat(*fd, &about) != 0) {
     status = pk_fail_io(shard->path, "be read");
-  } else if (!S_ISREG(about.st_mode)) {
-    status = pk_fail(PK_FORMAT, "%s: not a file", shard->path);
   } else if (!shard->compressed && about.st_size != shard->tokens * width) {
     status =
         pk_fail(PK_FORMAT, "%s: %lld bytes, but the manifest says %lld tokens of %d bytes = %lld",

@@ -51,15 +51,53 @@ static pk_status read_all(int fd, const char *path, char **data, int64_t *bytes,
   return PK_OK;
 }
 
+/* What is at a path, for a message that it is no ordinary file. */
+static const char *kind_of(mode_t mode) {
+  return S_ISDIR(mode)    ? "a directory"
+         : S_ISLNK(mode)  ? "a link"
+         : S_ISFIFO(mode) ? "a pipe"
+         : S_ISSOCK(mode) ? "a socket"
+                          : "a device";
+}
+
+pk_status pk_file_open(const char *path, int flags, int *fd) {
+  /* Not to block: a pipe would wait for its other end. */
+  *fd = open(path, flags | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0666);
+  struct stat about;
+  if (*fd < 0) {
+    int reason = errno;
+    if (lstat(path, &about) == 0 &&
+        (reason == ENXIO || reason == EISDIR || (reason == ELOOP && flags & O_NOFOLLOW))) {
+      return pk_fail(PK_INVALID, "%s: is not a regular file: it is %s", path,
+                     kind_of(about.st_mode));
+    }
+    errno = reason;
+    return pk_fail_io(path, "be opened");
+  }
+  pk_status status = PK_OK;
+  if (fstat(*fd, &about) != 0) {
+    status = pk_fail_io(path, "be opened");
+  } else if (!S_ISREG(about.st_mode)) {
+    status =
+        pk_fail(PK_INVALID, "%s: is not a regular file: it is %s", path, kind_of(about.st_mode));
+  }
+  if (status) {
+    close(*fd);
+    *fd = -1;
+  }
+  return status;
+}
+
 pk_status pk_file_read(const char *path, char **data, int64_t *bytes, int64_t limit) {
   *data = NULL;
   *bytes = 0;
   if (limit < 0 || limit >= INT64_MAX / 4) {
     return pk_fail(PK_INVALID, "%s: a limit of %lld bytes", path, (long long)limit);
   }
-  int fd = open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return pk_fail_io(path, "be opened");
-  pk_status status = read_all(fd, path, data, bytes, limit);
+  int fd;
+  pk_status status = pk_file_open(path, O_RDONLY, &fd);
+  if (status) return status;
+  status = read_all(fd, path, data, bytes, limit);
   close(fd);
   if (status) {
     free(*data);
@@ -85,9 +123,10 @@ pk_status pk_file_write(const char *path, const void *data, int64_t bytes) {
 }
 
 pk_status pk_file_append(const char *path, const void *data, int64_t bytes) {
-  int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
-  if (fd < 0) return pk_fail_io(path, "be opened");
-  pk_status status = pk_write_all(fd, path, data, bytes);
+  int fd;
+  pk_status status = pk_file_open(path, O_WRONLY | O_APPEND | O_CREAT, &fd);
+  if (status) return status;
+  status = pk_write_all(fd, path, data, bytes);
   if (close(fd) != 0 && !status) status = pk_fail_io(path, "be written");
   return status;
 }
@@ -190,13 +229,26 @@ static void note_owner(int fd) {
   (void)written;
 }
 
+/* A file of the user's that happens to have the name of a lock is not written to. */
+static pk_status check_lock_file(int fd, const char *path) {
+  static const char begin[] = "process ";
+  char content[sizeof begin - 1];
+  ssize_t length = pread(fd, content, sizeof content, 0);
+  if (length <= 0 || memcmp(content, begin, (size_t)length) == 0) return PK_OK;
+  return pk_fail(PK_IO, "%s: is there and is no lock of packlua's: move it away", path);
+}
+
 pk_status pk_file_lock(const char *path, int *lock) {
   *lock = -1;
-  int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (fd < 0) return pk_fail_io(path, "be opened");
+  int fd;
+  pk_status status = pk_file_open(path, O_RDWR | O_CREAT | O_NOFOLLOW, &fd);
+  if (!status) {
+    status = check_lock_file(fd, path);
+    if (status) close(fd);
+  }
+  if (status) return PK_IO; /* whatever it was: PK_INVALID stands for a lock that is held */
   while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
     if (errno == EINTR) continue;
-    pk_status status;
     if (errno == EWOULDBLOCK) {
       status = fail_locked(fd, path);
     } else if (errno == ENOLCK || pk_lacks(errno)) {

@@ -29,6 +29,11 @@ void pk_output_discard(pk_output *output);
 /* write(2) until all is written. */
 pk_status pk_write_all(int fd, const char *path, const void *data, int64_t bytes);
 
+/* Opens a file with the flags of open(2), permissions 0666 where it is created, and never waits: a
+ * pipe, device, socket or directory is refused, and with O_NOFOLLOW a link. Whatever comes from
+ * outside is opened by this. */
+pk_status pk_file_open(const char *path, int flags, int *fd);
+
 /* Fails with PK_IO, the path, what could not be done, and the reason in errno. */
 pk_status pk_fail_io(const char *path, const char *what);
 

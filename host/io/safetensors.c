@@ -56,16 +56,14 @@ static pk_status read_at(const pk_safetensors *file, int64_t offset, void *data,
 
 /* Opens the file, compressed or not. *size: the bytes of its content. */
 static pk_status open_content(pk_safetensors *file, int64_t *size) {
-  /* Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever. */
-  file->fd = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (file->fd < 0) return pk_fail_io(file->path, "be opened");
   struct stat about;
+  pk_status status = pk_file_open(file->path, O_RDONLY, &file->fd);
+  if (status) return status;
   if (fstat(file->fd, &about) != 0) return pk_fail_io(file->path, "be read");
-  if (!S_ISREG(about.st_mode)) return pk_fail(PK_IO, "%s: is not a regular file", file->path);
   *size = about.st_size;
   char head[4];
   if (*size < (int64_t)sizeof head) return PK_OK;
-  pk_status status = read_at(file, 0, head, sizeof head);
+  status = read_at(file, 0, head, sizeof head);
   if (status || !pk_frames_begin(head, sizeof head)) return status;
   status = pk_frames_open(file->fd, file->path, about.st_size, &file->frames);
   if (!status) *size = pk_frames_bytes(file->frames);
