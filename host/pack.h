@@ -58,6 +58,10 @@ const char *pk_version(void);
  */
 const char *pk_build_info(void);
 
+/* The cores that this process may use: those of its affinity mask, and no more than the CPU quotas
+ * of its cgroups give time for (rounded, one at least). */
+int64_t pk_cores(void);
+
 /* --- contexts ------------------------------------------------------------------------------ */
 
 /* A context owns a device, its memory and its threads. It is used from one thread at a time. */

@@ -57,6 +57,11 @@ pk_status pk_fail_within(pk_status status, const char *format, ...)
 enum { PK_SHAPE_TEXT = 160 };
 const char *pk_shape_text(char text[PK_SHAPE_TEXT], int rank, const int64_t *shape);
 
+/* --- cores (core/cores.c) --- */
+
+/* pk_cores by the cgroups listed in the file groups, as found under root. */
+int64_t pk_cores_of(const char *groups, const char *root);
+
 /* --- threads (core/threads.c) --- */
 
 typedef struct pk_threads pk_threads;

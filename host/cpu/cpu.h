@@ -37,11 +37,9 @@
 /* The pool of the device that runs the call. */
 pk_threads *pk_cpu_threads(const pk_call *call);
 
-/* From cpu/limits.c: the cores that this process may run on; the bytes of memory that machine and
- * cgroups have left, less a margin; and what the cgroups listed in the file groups
- * (/proc/self/cgroup) and those above them leave, as found under root (/sys/fs/cgroup): INT64_MAX
- * without a limit. */
-int64_t pk_cpu_cores(void);
+/* From cpu/limits.c: the bytes of memory that machine and cgroups have left, less a margin; and
+ * what the cgroups listed in the file groups (/proc/self/cgroup) and those above them leave, as
+ * found under root (/sys/fs/cgroup): INT64_MAX without a limit. */
 int64_t pk_cpu_memory_left(void);
 int64_t pk_cpu_cgroup_left(const char *groups, const char *root);
 

@@ -205,7 +205,7 @@ pk_status pk_cpu_device_create(pk_device **device, int64_t threads) {
   if (status != PK_OK) return status;
   cpu_device *cpu = calloc(1, sizeof *cpu);
   if (!cpu) return pk_fail(PK_NO_MEMORY, "no host memory for the CPU device");
-  int64_t count = threads > 0 ? threads : pk_cpu_cores();
+  int64_t count = threads > 0 ? threads : pk_cores();
   status = pk_threads_create(&cpu->threads, (int)count);
   if (status != PK_OK) {
     free(cpu);

@@ -422,7 +422,7 @@ static void create_conditions(pk_prepare *p) {
 
 static pk_status start_threads(pk_prepare *p) {
   int64_t workers = p->options.workers;
-  if (workers == 0) workers = sysconf(_SC_NPROCESSORS_ONLN);
+  if (workers == 0) workers = pk_cores();
   p->ring_size = 2 * workers + 2;
   p->ring = calloc((size_t)p->ring_size, sizeof *p->ring);
   p->threads = calloc((size_t)workers + 2, sizeof *p->threads);

@@ -5,7 +5,6 @@
 local benchmark = require "pack.benchmark"
 local benchmark_plan = require "pack.benchmark_plan"
 local config_module = require "pack.config"
-local context = require "pack.context"
 local failure = require "pack.failure"
 local files = require "pack.files"
 local json = require "pack.json"
@@ -42,10 +41,7 @@ local function doublings(number)
 end
 
 local function processors(config)
-  local own = context.create {device = "cpu", forecast = true, threads = config.runtime.threads or nil}
-  local count = own:threads()
-  own:close()
-  return count
+  return config.runtime.threads or tonumber(C.pk_cores())
 end
 
 -- The keys to tune: {key, name, values, now (the value in the configuration)}.

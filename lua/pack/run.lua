@@ -139,7 +139,7 @@ function run.environment(options)
     device = context and context:device() or json.null,
     device_description = context and context:describe() or json.null,
     instruction_set = context and context:isa() or json.null,
-    threads = context and context:threads() or json.null,
+    threads = context and context:threads() or json.null, cores = tonumber(C.pk_cores()),
   }
 end
 

@@ -3,7 +3,6 @@
 -- pack.sweep {recipe =, summary =, arg =, run = function(task) ... end} is a whole recipe: it reads the command
 -- line, starts this same script once per run with --task, and sums up. Started again, it goes on where it was:
 -- complete runs are skipped, interrupted ones continue from their state, failed ones stay failed unless --retry.
-local context = require "pack.context"
 local failure = require "pack.failure"
 local files = require "pack.files"
 local native = require "pack.native"
@@ -111,10 +110,7 @@ end
 local function thread_settings(self)
   local jobs = math.min(self.jobs, #self.waiting)
   if jobs < 2 or #self.devices > 0 or self.config.runtime.threads then return {} end
-  local own = context.create {device = "cpu", forecast = true}
-  local each = math.max(1, math.floor(own:threads() / jobs))
-  own:close()
-  return {"--set", "runtime.threads=" .. each}
+  return {"--set", "runtime.threads=" .. math.max(1, math.floor(tonumber(C.pk_cores()) / jobs))}
 end
 
 local function start(self, task, slot)
