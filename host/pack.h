@@ -811,6 +811,7 @@ typedef struct pk_prepare_options {
   int64_t max_validation_tokens;
   int32_t zstd_level; /* 0: shards are not compressed */
   int32_t text_unit;  /* a document of a .txt file is 0 the file, 1 a line, 2 a paragraph */
+  int32_t format;     /* files hold 0 what their names say, 1 text, 2 JSON lines or an array */
   int32_t skip_bad;   /* 1: bad documents are skipped and counted; 0: they end it all */
 } pk_prepare_options;
 
@@ -854,7 +855,9 @@ pk_status pk_prepare_finish(pk_prepare *prepare);
 void pk_prepare_free(pk_prepare *prepare);
 
 /* The paths that match a shell pattern, sorted, each followed by a newline; free with
- * pk_bytes_free. A path without wildcards is taken as it is. Errors: nothing matches a pattern. */
+ * pk_bytes_free. A path without wildcards is taken as it is, and so is one that is there, or the
+ * folders at its beginning that are, whatever characters their names have. Errors: nothing matches
+ * a pattern. */
 pk_status pk_glob(const char *pattern, char **paths);
 
 /* SHA-256, as 64 digits and a NUL, of files' contents one after the other, and their bytes;

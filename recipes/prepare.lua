@@ -14,6 +14,7 @@ local options = pack.options.parse {
     {name = "validation", value = "FILE", many = true, help = "files of the validation split"},
     {name = "output", value = "DIR", help = "folder of the cache; data.cache_dir if not given"},
     {name = "field", value = "NAME", default = "text", help = "key of the text in JSON objects"},
+    {name = "format", value = "text|json", help = "what all files hold, where their names do not say it"},
     {name = "txt-documents", value = "file|line|paragraph", default = "file", help = "what a document of a .txt file is"},
     {name = "on-error", value = "stop|skip", default = "stop", help = "what a bad document does"},
     {name = "workers", value = "N", type = "integer", minimum = 1, help = "threads; the tokens are the same for any number"},
@@ -34,6 +35,7 @@ local job = {
   train = pack.prepare.expand(options.train or data.text or {}),
   validation = pack.prepare.expand(options.validation),
   field = options.field,
+  format = options.format,
   txt_documents = options.txt_documents,
   on_error = options.on_error,
   workers = options.workers or data.prepare_workers or nil,
@@ -77,6 +79,9 @@ for _, name in ipairs {"train", "validation"} do
     :format(row.skipped, row.empty, row.replaced, row.unknown))
   local note = pack.prepare.unknown_note(name, row)
   if note then print("note: " .. note) end
+end
+if result.train.skipped + result.validation.skipped > 0 then
+  print(("%s/skipped.txt names the bad documents that were skipped"):format(output))
 end
 print(("%s: done in %s, %s tok/s, %.2f MB/s"):format(output, progress.duration(result.seconds), count(result.tokens_per_second),
   (result.train.text_bytes + result.validation.text_bytes) / 1e6 / result.seconds))

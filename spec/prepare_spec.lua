@@ -392,6 +392,22 @@ describe("recipes/prepare.lua", function()
     assert.is_truthy(out:find("validation: 5 documents", 1, true), out)
   end)
 
+  it("takes a name with brackets for a file before it is a pattern", function()
+    os.execute(("cd %s && mkdir '[raw]' && cp a.jsonl '[raw]/x[1].jsonl' && cp a.jsonl 'c [v2].jsonl' && cp b.jsonl 'c v.jsonl'")
+      :format(folder))
+    local function expand(pattern)
+      local found = prepare.expand {path(pattern)}
+      for i, name in ipairs(found) do found[i] = name:sub(#folder + 2) end
+      return found
+    end
+    assert.same({"c [v2].jsonl"}, expand "c [v2].jsonl")
+    assert.same({"[raw]/x[1].jsonl"}, expand "[raw]/x[1].jsonl")
+    assert.same({"[raw]/x[1].jsonl"}, expand "[raw]/*.jsonl")
+    assert.same({"c v.jsonl"}, expand "c [v].jsonl")
+    assert.same({"[raw]/x[1].jsonl"}, expand "[[]raw]/x*.jsonl")
+    cache.refuses("there are no such files", prepare.expand, {path "[raw]/*.txt"})
+  end)
+
   it("takes its job from a configuration's data section", function()
     support.write(path "config.lua", ([[return {data = {text = {%q}, tokenizer = "bytes", cache_dir = %q,
       shuffle_seed = 5, shuffle_buffer = 10, shard_tokens = 500, prepare_train_tokens = 700, prepare_workers = 1}}]])

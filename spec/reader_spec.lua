@@ -151,6 +151,41 @@ describe("Documents", function()
     assert.equal(1, row.skipped)
   end)
 
+  it("that are skipped are all named in the cache, in the order of the files", function()
+    local lines, notes = {}, {}
+    for i = 1, 30 do lines[i] = i == 15 and '{"text":"good"}' or '{"x":1}' end
+    read("a.jsonl", table.concat(lines, "\n"), {on_error = "skip", note = function(note) notes[#notes + 1] = note end})
+    assert.equal(20, #notes)
+    local named = {}
+    for line in io.lines(folder .. "/cache/skipped.txt") do named[#named + 1] = tonumber(line:match("a.jsonl:(%d+): ")) end
+    assert.equal(29, #named)
+    for i, line in ipairs(named) do assert.equal(i < 15 and i or i + 1, line) end
+    read("a.jsonl", '{"text":"good"}')
+    assert.is_nil(support.read(folder .. "/cache/skipped.txt"))
+  end)
+
+  it("have numbers that are none, as Python writes them, in other fields alone", function()
+    assert.same({"a", "b"}, (read("a.jsonl", '{"text":"a","x":NaN}\n{"y":{"z":[Infinity,-Infinity, NaN]},"text":"b"}\n')))
+    refuses('the field "text" is not a string', "a.jsonl", '{"text":NaN}')
+    refuses("not a JSON object", "a.jsonl", '{"text":"a","x":nan}')
+    refuses("not a JSON object", "a.jsonl", '{"text":"a","x":-NaN}')
+  end)
+
+  it("come out of zstd frames with the longest window", function()
+    -- A frame that states a window of 2^31 bytes, with one block as it is.
+    local text = '{"text":"far"}\n'
+    local frame = "\x28\xb5\x2f\xfd\0\xa8" .. string.char(1 + 8 * #text, 0, 0) .. text
+    assert.same({"far"}, (read("a.jsonl.zst", frame)))
+  end)
+
+  it("come from files of any name where the format is given", function()
+    assert.same({"a b\n"}, (read("enwik8", "a b\n", {format = "text"})))
+    assert.same({"a"}, (read("dump", '{"text":"a"}\n', {format = "json"})))
+    assert.equal("json", cache.manifest(folder .. "/cache").preprocessing.format)
+    assert.same({"a"}, (read("dump.txt", '[{"text":"a"}]', {format = "json"})))
+    cache.refuses("format is csv", read, "dump", "x", {format = "csv"})
+  end)
+
   it("are refused from files that are not there, are folders, or have no known name", function()
     local function prepare(path)
       return require("pack.prepare").run {train = {path}, output = folder .. "/cache"}
@@ -160,6 +195,10 @@ describe("Documents", function()
     cache.refuses("is not a regular file", prepare, folder .. "/d.txt")
     support.write(folder .. "/a.csv", "x")
     cache.refuses("a.csv: its name does not say what it holds", prepare, folder .. "/a.csv")
+    cache.refuses("--format text or --format json says it", prepare, folder .. "/a.csv")
+    os.execute("mkfifo " .. folder .. "/pipe.txt")
+    cache.refuses("pipe.txt: is not a regular file: write what a pipe or device gives to a file first",
+      prepare, folder .. "/pipe.txt")
   end)
 
   -- Prepares one file in a process of its own; returns what it prints: the row, or the message, and the

@@ -182,6 +182,20 @@ bool pk_json_word(pk_json *json) {
   return pk_json_fail(json, "a value is expected here");
 }
 
+/* Numbers that are none, as Python's json writes them. */
+static bool skip_nonfinite(pk_json *json) {
+  static const char *const words[] = {"NaN", "Infinity", "-Infinity"};
+  for (int i = 0; i < 3; i++) {
+    int64_t length = (int64_t)strlen(words[i]);
+    if (json->bytes - json->at >= length &&
+        memcmp(json->text + json->at, words[i], (size_t)length) == 0) {
+      json->at += length;
+      return true;
+    }
+  }
+  return false;
+}
+
 static bool skip_members(pk_json *json, int depth, char close) {
   if (depth >= PK_JSON_DEPTH) return pk_json_fail(json, "nested deeper than 64 levels");
   json->at++;
@@ -205,6 +219,7 @@ bool pk_json_skip(pk_json *json, int depth) {
   int64_t bytes;
   bool flag;
   if (json->at == json->bytes) return pk_json_fail(json, "the text ends early");
+  if (skip_nonfinite(json)) return true;
   switch (json->text[json->at]) {
   case '"':
     return pk_json_string(json, &content, &bytes, &flag);

@@ -35,7 +35,8 @@ pk_status pk_json_decode(const char *content, int64_t bytes, pk_buffer *into, in
 bool pk_json_number(pk_json *json, bool *whole);
 bool pk_json_word(pk_json *json);
 
-/* Moves past any value; depth is how deep it lies. */
+/* Moves past any value, also NaN, Infinity and -Infinity as Python writes them; depth is how deep
+ * it lies. */
 bool pk_json_skip(pk_json *json, int depth);
 
 #endif

@@ -66,15 +66,6 @@ static void fail(pk_prepare *p, pk_status status) {
   pthread_mutex_unlock(&p->mutex);
 }
 
-/* Takes over note, which may be NULL. */
-static void add_note_locked(pk_prepare *p, char *note) {
-  if (note && p->notes_count < MAX_NOTES) {
-    p->notes[p->notes_count++] = note;
-  } else {
-    free(note);
-  }
-}
-
 /* --- the reader --- */
 
 typedef struct source {
@@ -131,6 +122,16 @@ static bool emit(source *s) {
   return !full || send(s, false);
 }
 
+/* The names of skipped documents go with the batch that is being filled. *more as in emit. */
+static pk_status note_skipped(source *s, bool *more) {
+  if (!s->batch) s->batch = free_batch(s->prepare);
+  *more = s->batch != NULL;
+  if (!s->batch) return PK_OK;
+  pk_status status = pk_batch_note(s->batch, pk_reader_note(s->reader));
+  if (!status && s->batch->notes.bytes >= PK_BATCH_BYTES) *more = send(s, false);
+  return status;
+}
+
 static pk_status add_document(source *s) {
   pk_document document = {malloc((size_t)s->text.bytes), s->text.bytes, pk_reader_path(s->reader),
                           pk_reader_line(s->reader)};
@@ -145,17 +146,11 @@ static pk_status add_document(source *s) {
 static pk_status read_split(source *s) {
   bool more = true;
   while (more) {
-    bool found;
-    pk_status status = pk_reader_next(s->reader, &s->text, &found);
-    char *note = pk_reader_take_note(s->reader);
-    if (note) {
-      pthread_mutex_lock(&s->prepare->mutex);
-      add_note_locked(s->prepare, note);
-      pthread_mutex_unlock(&s->prepare->mutex);
-    }
+    pk_read what;
+    pk_status status = pk_reader_next(s->reader, &s->text, &what);
     if (status) return status;
-    if (!found) break;
-    status = add_document(s);
+    if (what == PK_READ_END) break;
+    status = what == PK_READ_SKIPPED ? note_skipped(s, &more) : add_document(s);
     if (status) return status;
     while (more && pk_shuffle_is_full(&s->shuffle)) more = emit(s);
   }
@@ -171,6 +166,7 @@ static pk_status run_reader(pk_prepare *p, int split, int64_t bytes_before) {
   pk_reader_options reading = {.paths = split ? options->validation : options->train,
                                .count = split ? options->validation_count : options->train_count,
                                .field = options->field,
+                               .format = options->format,
                                .text_unit = options->text_unit,
                                .skip_bad = options->skip_bad != 0,
                                .document_limit = PK_DOCUMENT_LIMIT};
@@ -218,12 +214,9 @@ static void *tokenizer_main(void *argument) {
   pk_prepare *p = argument;
   pk_batch *batch;
   while ((batch = take_batch(p))) {
-    char *note;
-    pk_status status =
-        pk_batch_encode(batch, p->tokenizer, p->width, p->options.skip_bad != 0, &note);
+    pk_status status = pk_batch_encode(batch, p->tokenizer, p->width, p->options.skip_bad != 0);
     if (status) fail(p, status);
     pthread_mutex_lock(&p->mutex);
-    add_note_locked(p, note);
     batch->state = PK_BATCH_ENCODED;
     pthread_cond_broadcast(&p->change);
     pthread_mutex_unlock(&p->mutex);
@@ -275,6 +268,28 @@ static void account_locked(pk_prepare *p, const pk_batch *batch, int64_t count,
   progress->replaced[split] = batch->counts.replaced;
 }
 
+/* Writes the names of skipped documents into the cache, and keeps the first for pk_prepare_note. */
+static pk_status write_notes(pk_prepare *p, pk_batch *batch) {
+  if (batch->notes.bytes == 0) return PK_OK;
+  pk_buffer path = {0};
+  pk_status status = pk_buffer_format(&path, "%s/%s", p->folder.partial, PK_SKIPPED_NAME);
+  if (!status) {
+    status = pk_file_append(pk_buffer_text(&path), batch->notes.data, batch->notes.bytes);
+  }
+  pk_buffer_free(&path);
+  if (status) return status;
+  const char *rest = pk_buffer_text(&batch->notes);
+  pthread_mutex_lock(&p->mutex);
+  while (*rest && p->notes_count < MAX_NOTES) {
+    size_t length = strcspn(rest, "\n");
+    char *note = strndup(rest, length);
+    if (note) p->notes[p->notes_count++] = note;
+    rest += length + (rest[length] == '\n');
+  }
+  pthread_mutex_unlock(&p->mutex);
+  return PK_OK;
+}
+
 /* Writes as much of a batch as the split's limit allows. */
 static pk_status write_batch(pk_prepare *p, pk_batch *batch, int64_t *refused) {
   int split = batch->split;
@@ -284,6 +299,7 @@ static pk_status write_batch(pk_prepare *p, pk_batch *batch, int64_t *refused) {
   bool cut = !p->enough[split] && count > room; /* only this thread writes enough */
   if (count > room) count = room;
   pk_status status = pk_shards_add(shards, batch->ids.data, count);
+  if (!status && !p->enough[split]) status = write_notes(p, batch);
   if (status) return status;
   pthread_mutex_lock(&p->mutex);
   if (!p->enough[split]) {
@@ -351,6 +367,7 @@ static pk_status check_options(const pk_prepare_options *options) {
                 {"max_train_tokens", options->max_train_tokens, 0, (int64_t)1 << 50},
                 {"max_validation_tokens", options->max_validation_tokens, 0, (int64_t)1 << 50},
                 {"zstd level", options->zstd_level, 0, ZSTD_maxCLevel()},
+                {"format", options->format, PK_FORMAT_BY_NAME, PK_FORMAT_JSON},
                 {"text_unit", options->text_unit, PK_TEXT_FILE, PK_TEXT_PARAGRAPH}};
   for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {
     if (ranges[i].value < ranges[i].minimum || ranges[i].value > ranges[i].maximum) {
@@ -400,6 +417,7 @@ static pk_status check_files(pk_prepare *p) {
   const pk_prepare_options *options = &p->options;
   for (int split = 0; split < 2; split++) {
     pk_reader_options reading = {.paths = split ? options->validation : options->train,
+                                 .format = options->format,
                                  .count = split ? options->validation_count : options->train_count};
     pk_reader *reader;
     pk_status status = pk_reader_create(&reading, &reader);

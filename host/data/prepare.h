@@ -78,6 +78,9 @@ void pk_shards_name(const pk_shards *shards, int64_t index, char *name, size_t s
 
 /* --- the folder (prepare_folder.c) --- */
 
+/* The file of a cache that names the documents that were skipped, if any were. */
+#define PK_SKIPPED_NAME "skipped.txt"
+
 /* OUTPUT while it is being made: OUTPUT.partial, and OUTPUT.lock, which is held. */
 typedef struct pk_cache_folder {
   char *output;

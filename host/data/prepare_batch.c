@@ -8,7 +8,7 @@
 #error "shards are little-endian, and tokens are written as the machine holds them"
 #endif
 
-enum { KEEP_TOKENS = 1 << 20 };
+enum { KEEP_TOKENS = 1 << 20, KEEP_NOTES = 1 << 16 };
 
 void pk_batch_clear(pk_batch *batch) {
   for (int64_t i = 0; i < batch->count; i++) free(batch->documents[i].text);
@@ -16,6 +16,7 @@ void pk_batch_clear(pk_batch *batch) {
     free(batch->ids.data);
     batch->ids = (pk_ids){0};
   }
+  pk_buffer_clear(&batch->notes, KEEP_NOTES);
   batch->ids.count = 0;
   batch->count = batch->bytes = batch->unknown = batch->refused = 0;
   batch->last = false;
@@ -23,8 +24,14 @@ void pk_batch_clear(pk_batch *batch) {
 
 void pk_batch_free(pk_batch *batch) {
   pk_batch_clear(batch);
+  pk_buffer_free(&batch->notes);
   free(batch->ids.data);
   batch->ids = (pk_ids){0};
+}
+
+pk_status pk_batch_note(pk_batch *batch, const char *note) {
+  return pk_buffer_format(&batch->notes, "%s\n",
+                          note ? note : "a document without memory to name it");
 }
 
 /* Appends one document's tokens and its end. */
@@ -55,17 +62,15 @@ static void narrow(pk_ids *ids) {
   }
 }
 
-pk_status pk_batch_encode(pk_batch *batch, const pk_tokenizer *tokenizer, int width, bool skip_bad,
-                          char **note) {
-  *note = NULL;
+pk_status pk_batch_encode(pk_batch *batch, const pk_tokenizer *tokenizer, int width,
+                          bool skip_bad) {
   for (int64_t i = 0; i < batch->count; i++) {
     pk_status status = encode_document(batch, &batch->documents[i], tokenizer);
     if (status == PK_INVALID && skip_bad) {
       batch->refused++;
-      if (!*note) *note = strdup(pk_error_message());
-    } else if (status) {
-      return status;
+      status = pk_batch_note(batch, pk_error_message());
     }
+    if (status) return status;
     batch->ends[i] = batch->ids.count;
     free(batch->documents[i].text);
     batch->documents[i].text = NULL;

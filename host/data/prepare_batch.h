@@ -19,6 +19,7 @@ typedef struct pk_batch {
   int64_t count;
   int64_t bytes;           /* of text */
   pk_reader_counts counts; /* the reader's when this batch left it */
+  pk_buffer notes;         /* a line for each document that was skipped */
   /* The tokenizer's: */
   pk_ids ids; /* after packing, tokens of width bytes in the same memory */
   int64_t unknown;
@@ -30,8 +31,11 @@ void pk_batch_clear(pk_batch *batch);
 void pk_batch_free(pk_batch *batch);
 
 /* The tokens of all documents, each with the one that ends it, width bytes each. A document that
- * cannot be encoded is left out and counted where skip_bad is set, with its message in *note. */
-pk_status pk_batch_encode(pk_batch *batch, const pk_tokenizer *tokenizer, int width, bool skip_bad,
-                          char **note);
+ * cannot be encoded is left out and counted where skip_bad is set, with its message in the notes.
+ */
+pk_status pk_batch_encode(pk_batch *batch, const pk_tokenizer *tokenizer, int width, bool skip_bad);
+
+/* Adds a line to the notes. */
+pk_status pk_batch_note(pk_batch *batch, const char *note);
 
 #endif

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "data/prepare.h"
+#include "data/reader.h"
 #include "data/utf8.h"
 
 static const char *const text_units[] = {"file", "line", "paragraph"};
@@ -43,6 +44,10 @@ static pk_status add_preprocessing(pk_buffer *text, const pk_prepare_options *op
   pk_status status = pk_buffer_add_text(text, "  \"preprocessing\": {\n    \"add_bos\": false,\n   "
                                               " \"append_eos\": true,\n    \"field\": ");
   if (!status) status = add_string(text, options->field);
+  if (!status && options->format != PK_FORMAT_BY_NAME) {
+    status = pk_buffer_format(text, ",\n    \"format\": \"%s\"",
+                              options->format == PK_FORMAT_TEXT ? "text" : "json");
+  }
   if (!status) {
     status =
         pk_buffer_format(text,

@@ -30,11 +30,14 @@ struct pk_reader {
   int64_t total_bytes;
   const char *document_path; /* where the last document begins */
   int64_t document_line;
+  bool skipped; /* the document that was read last */
   char *note;
 };
 
-/* The kind that a name says, or -1. */
-static int layout_of(const char *path) {
+/* The kind that the format or else the name says, or -1. */
+static int layout_of(const char *path, int format) {
+  if (format == PK_FORMAT_TEXT) return LAYOUT_TEXT;
+  if (format == PK_FORMAT_JSON) return LAYOUT_JSON_LINES;
   size_t length = strlen(path);
   static const char *const coded[] = {".gz", ".gzip", ".zst", ".zstd"};
   for (size_t i = 0; i < sizeof coded / sizeof *coded; i++) {
@@ -65,16 +68,19 @@ pk_status pk_reader_create(const pk_reader_options *options, pk_reader **result)
   int64_t total = 0;
   for (int64_t i = 0; i < options->count; i++) {
     const char *path = options->paths[i];
-    if (layout_of(path) < 0) {
+    int kind = pk_path_kind(path);
+    if (kind == 0) return pk_fail(PK_IO, "%s: there is no such file", path);
+    if (kind != 'f') {
+      return pk_fail(PK_INVALID, "%s: is not a regular file%s", path,
+                     kind == 'd' ? "" : ": write what a pipe or device gives to a file first");
+    }
+    if (layout_of(path, options->format) < 0) {
       return pk_fail(
           PK_INVALID,
           "%s: its name does not say what it holds: .txt, .json or .jsonl, and .gz or .zst "
-          "after that where it is compressed",
+          "after that where it is compressed; --format text or --format json says it",
           path);
     }
-    int kind = pk_path_kind(path);
-    if (kind == 0) return pk_fail(PK_IO, "%s: there is no such file", path);
-    if (kind != 'f') return pk_fail(PK_INVALID, "%s: is not a regular file", path);
     int64_t bytes = pk_file_size(path);
     total += bytes > 0 ? bytes : 0;
   }
@@ -122,10 +128,8 @@ int64_t pk_reader_total_bytes(const pk_reader *reader) {
   return reader->total_bytes;
 }
 
-char *pk_reader_take_note(pk_reader *reader) {
-  char *note = reader->note;
-  reader->note = NULL;
-  return note;
+const char *pk_reader_note(const pk_reader *reader) {
+  return reader->note;
 }
 
 /* After a bad document whose message is set and begins after "FILE:LINE: ": ends the reading, or
@@ -134,6 +138,7 @@ static pk_status judge(pk_reader *reader, pk_status status, int64_t line) {
   pk_fail_within(status, "%s:%lld", reader->options.paths[reader->file], (long long)line);
   if (!reader->options.skip_bad) return status;
   reader->counts.skipped++;
+  reader->skipped = true;
   free(reader->note);
   reader->note = strdup(pk_error_message());
   return PK_OK;
@@ -348,7 +353,7 @@ static pk_status open_next_file(pk_reader *reader) {
   pk_status status = pk_stream_open(path, PK_STREAM_BY_CONTENT, &stream);
   if (status) return status;
   reader->is_open = true;
-  reader->layout = (layout)layout_of(path);
+  reader->layout = (layout)layout_of(path, reader->options.format);
   reader->array_started = false;
   status = pk_lines_open(&reader->lines, stream);
   if (status || reader->layout != LAYOUT_JSON_LINES) return status;
@@ -358,9 +363,11 @@ static pk_status open_next_file(pk_reader *reader) {
   return status;
 }
 
-pk_status pk_reader_next(pk_reader *reader, pk_buffer *text, bool *found) {
-  *found = false;
-  while (!*found) {
+pk_status pk_reader_next(pk_reader *reader, pk_buffer *text, pk_read *what) {
+  bool found = false;
+  *what = PK_READ_END;
+  reader->skipped = false;
+  while (!found && !reader->skipped) {
     pk_status status = PK_OK;
     if (!reader->is_open) {
       if (reader->file == reader->options.count) return PK_OK;
@@ -370,18 +377,19 @@ pk_status pk_reader_next(pk_reader *reader, pk_buffer *text, bool *found) {
     bool more = false;
     pk_buffer_clear(text, KEEP);
     if (reader->layout == LAYOUT_JSON_ARRAY) {
-      status = next_array_element(reader, text, found, &more);
+      status = next_array_element(reader, text, &found, &more);
     } else if (reader->layout == LAYOUT_JSON_LINES) {
-      status = next_json_line(reader, text, found, &more);
+      status = next_json_line(reader, text, &found, &more);
     } else if (reader->options.text_unit == PK_TEXT_LINE) {
-      status = next_line_text(reader, text, found, &more);
+      status = next_line_text(reader, text, &found, &more);
     } else if (reader->options.text_unit == PK_TEXT_PARAGRAPH) {
-      status = next_paragraph(reader, text, found, &more);
+      status = next_paragraph(reader, text, &found, &more);
     } else {
-      status = next_file_text(reader, text, found, &more);
+      status = next_file_text(reader, text, &found, &more);
     }
     if (status) return status;
     if (!more) close_file(reader);
   }
+  *what = found ? PK_READ_TEXT : PK_READ_SKIPPED;
   return PK_OK;
 }

@@ -11,10 +11,18 @@ typedef enum pk_text_unit {
   PK_TEXT_PARAGRAPH = 2
 } pk_text_unit;
 
+/* What files hold. */
+typedef enum pk_text_format {
+  PK_FORMAT_BY_NAME = 0,
+  PK_FORMAT_TEXT = 1,
+  PK_FORMAT_JSON = 2 /* JSON lines, or an array */
+} pk_text_format;
+
 typedef struct pk_reader_options {
   const char *const *paths;
   int64_t count;
   const char *field;      /* of a JSON object: the key of the text */
+  int format;             /* a pk_text_format, of all files */
   int text_unit;          /* a pk_text_unit */
   bool skip_bad;          /* a bad document is skipped and counted; otherwise it ends the reading */
   int64_t document_limit; /* bytes of the longest line or document */
@@ -30,16 +38,22 @@ typedef struct pk_reader_counts {
   int64_t replaced;  /* surrogates alone that became U+FFFD */
 } pk_reader_counts;
 
+typedef enum pk_read {
+  PK_READ_END,    /* of the last file */
+  PK_READ_TEXT,   /* a document */
+  PK_READ_SKIPPED /* a bad document, of which pk_reader_note tells */
+} pk_read;
+
 typedef struct pk_reader pk_reader;
 
 /* The options' strings must live as long as the reader. Owned. Errors: a file that is not there, or
- * whose name does not say what it holds. */
+ * is a pipe or the like, or whose name does not say what it holds where no format does. */
 pk_status pk_reader_create(const pk_reader_options *options, pk_reader **reader);
 void pk_reader_free(pk_reader *reader);
 
-/* The next document's text, or *found false at the end of the last file. text is emptied first. A
+/* Goes on to the next document, whose text is read, or which is skipped. text is emptied first. A
  * message begins with "FILE:LINE: ". After a failure the reader must not be used further. */
-pk_status pk_reader_next(pk_reader *reader, pk_buffer *text, bool *found);
+pk_status pk_reader_next(pk_reader *reader, pk_buffer *text, pk_read *what);
 
 /* Where the document that was read last begins. The path is one of the options'. */
 const char *pk_reader_path(const pk_reader *reader);
@@ -51,7 +65,7 @@ pk_reader_counts pk_reader_get_counts(const pk_reader *reader);
 int64_t pk_reader_done_bytes(const pk_reader *reader);
 int64_t pk_reader_total_bytes(const pk_reader *reader);
 
-/* The message of the latest skipped document, or NULL; the caller frees it. */
-char *pk_reader_take_note(pk_reader *reader);
+/* Why the latest skipped document was skipped, with its place; NULL without memory. Borrowed. */
+const char *pk_reader_note(const pk_reader *reader);
 
 #endif

@@ -8,6 +8,7 @@
 #include <unistd.h>
 #include <zlib.h>
 #include <zstd.h>
+#include <zstd_errors.h>
 
 #include "io/output.h"
 
@@ -68,6 +69,9 @@ static pk_status find_coding(pk_stream *stream) {
     stream->coding = CODING_ZSTD;
     stream->zstd = ZSTD_createDStream();
     if (!stream->zstd) return pk_fail(PK_NO_MEMORY, "%s: no memory to decompress it", stream->path);
+    /* As far as zstd --long=31 goes; the memory of a window is used as far as there is text. */
+    ZSTD_DCtx_setParameter(stream->zstd, ZSTD_d_windowLogMax,
+                           ZSTD_dParam_getBounds(ZSTD_d_windowLogMax).upperBound);
   } else if (count < 4 && (ends_with(stream->path, ".gz") || ends_with(stream->path, ".zst"))) {
     return pk_fail(PK_FORMAT, "%s: only %zu bytes: not a whole compressed file", stream->path,
                    count);
@@ -173,6 +177,13 @@ static pk_status read_zstd(pk_stream *stream, void *data, int64_t limit, int64_t
   size_t result = ZSTD_decompressStream(stream->zstd, &output, &input);
   stream->begin += input.pos;
   *count = (int64_t)output.pos;
+  ZSTD_ErrorCode code = ZSTD_getErrorCode(result);
+  if (code == ZSTD_error_memory_allocation || code == ZSTD_error_frameParameter_windowTooLarge) {
+    return pk_fail(PK_NO_MEMORY,
+                   "%s: no memory for its long zstd window (zstd --long); as gzip, or compressed "
+                   "anew without --long, it needs less",
+                   stream->path);
+  }
   if (ZSTD_isError(result)) {
     return pk_fail(PK_FORMAT, "%s: damaged zstd data: %s", stream->path, ZSTD_getErrorName(result));
   }

@@ -10,6 +10,7 @@ local C = native.C
 local prepare = {}
 
 local POLL_SECONDS = 0.2
+local formats = {text = 1, json = 2}
 local text_units = {file = 0, line = 1, paragraph = 2}
 local splits = {"train", "validation"}
 
@@ -57,6 +58,9 @@ local function native_options(options)
   native_form.zstd_level = options.zstd or 0
   native_form.text_unit = text_units[options.txt_documents or "file"]
     or refuse("txt_documents is %s: it must be file, line or paragraph", options.txt_documents)
+  if options.format then
+    native_form.format = formats[options.format] or refuse("format is %s: it must be text or json", options.format)
+  end
   native_form.skip_bad = options.on_error == "skip" and 1 or 0
   return native_form, keep
 end
@@ -110,9 +114,10 @@ jit.off(watch, true)
 
 --- Prepares a cache. options: tokenizer ("bytes" or a model file), train and validation (lists of files),
 -- output (the folder, which must not exist), field ("text"), workers, shuffle_seed, shuffle_buffer,
--- shuffle_bytes, shard_tokens, max_train_tokens, max_validation_tokens, zstd (a level), txt_documents
--- ("file", "line", "paragraph"), on_error ("stop", "skip"), progress (a function that gets a row now and
--- then), note (a function that gets the messages of skipped documents).
+-- shuffle_bytes, shard_tokens, max_train_tokens, max_validation_tokens, zstd (a level), format ("text" or "json",
+-- of files whose names do not say it), txt_documents ("file", "line", "paragraph"), on_error ("stop", "skip"),
+-- progress (a function that gets a row now and then), note (a function that gets the messages of the first twenty
+-- skipped documents; the file skipped.txt of the cache names all).
 -- Returns the last row: train and validation with documents, tokens, unknown, skipped, empty, replaced,
 -- text_bytes and complete; seconds, tokens, tokens_per_second. On failure, or ^C, nothing is published.
 function prepare.run(options)
@@ -189,7 +194,7 @@ local function comparisons(manifest, options)
   local function add(name, found, asked)
     if asked ~= nil and found ~= nil then list[#list + 1] = {name, found, asked} end
   end
-  for _, key in ipairs {"field", "shuffle_seed", "shuffle_buffer", "shard_tokens", "txt_documents"} do
+  for _, key in ipairs {"field", "shuffle_seed", "shuffle_buffer", "shard_tokens", "format", "txt_documents"} do
     add(key, there[key], options[key])
   end
   if options.tokenizer then
