@@ -146,8 +146,9 @@ void pk_memory_collected(pk_context *context);
 typedef struct pk_storage pk_storage;
 
 /* A tensor is dense and row-major, except that dimension 0 (the worker) has a stride of its own.
- * The fields are for reading only. A tensor holds a share of its storage: a view keeps its arena.
- */
+ * The fields are for reading only; lua/pack/native.lua gives the 64-bit ones other names, which
+ * Lua code reads as numbers (pack.tensor). A tensor holds a share of its storage: a view keeps its
+ * arena. */
 typedef struct pk_tensor {
   pk_context *context;
   pk_storage *storage;
@@ -182,7 +183,7 @@ pk_status pk_tensor_write(pk_tensor *tensor, const void *data, int64_t bytes);
 pk_status pk_tensor_read(const pk_tensor *tensor, void *data, int64_t bytes);
 
 /* How often the memory that the tensor shares was written to: from the host, by operations and by
- * runs of programs. Tells whether a copy is up to date. */
+ * runs of programs. Tells whether a copy is up to date. 0 for a freed tensor. */
 int64_t pk_tensor_writes(const pk_tensor *tensor);
 
 /* One element by its flat index, as a double; for printing and small results. */
@@ -277,8 +278,8 @@ typedef enum pk_recompute {
 } pk_recompute;
 
 /* Ends the recording: drops operations that nothing reads, rewrites the list and plans memory.
- * results are the tensors whose values stay readable after a run, until the next one; recompute is
- * a pk_recompute. */
+ * results are the tensors whose values stay readable after a run, until the next one, and the only
+ * ones made while recording that can be used at all; recompute is a pk_recompute. */
 pk_status pk_program_end(pk_program *program, const pk_tensor *const *results, int64_t n_results,
                          int recompute);
 

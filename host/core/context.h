@@ -22,6 +22,7 @@ struct pk_context {
   pk_free_block *free_blocks[PK_SIZE_CLASSES];
   bool forecast;             /* memory is counted, not taken, and nothing is computed */
   pk_program *recording;     /* the program that operations go to, or NULL */
+  int64_t recordings;        /* programs that were begun; the last one's number */
   pk_trace *trace;           /* what notes the operations that run, or NULL */
   bool watched;              /* there is a trace, or a tool that wants ranges */
   int phase;                 /* what operations are for at present: see pk_phase_enter */
@@ -29,8 +30,9 @@ struct pk_context {
   char description[256];
 };
 
-/* Memory that tensors share. One made while a program is recorded is planned: it has no memory of
- * its own, and from the program's first run on a place in its slab. */
+/* Memory that tensors share. One made while a program is recorded is the program's: it has no
+ * memory of its own, and from the program's first run on a place in its slab, which other storages
+ * use before and after it unless it is a result. */
 struct pk_storage {
   pk_context *context;
   void *memory;
@@ -38,8 +40,9 @@ struct pk_storage {
   int64_t references;
   int64_t writes; /* how often it was written to */
   int32_t category;
-  bool planned;
+  int64_t recording;   /* the number of the program whose it is; 0: it has memory of its own */
   bool kept;           /* a program's result: readable after a run */
+  bool filled;         /* of a slab: its program has run */
   bool needed;         /* while planning: a live operation reads it */
   int64_t span;        /* while planning: its number, or -1 */
   int64_t slab_offset; /* bytes */
@@ -50,8 +53,14 @@ struct pk_storage {
 pk_status pk_storage_create(pk_context *context, int64_t bytes, int category, pk_storage **storage);
 void pk_storage_release(pk_storage *storage);
 
-/* Gives a planned storage its place in the slab, of which it takes a share. */
+/* Gives a program's storage its place in the slab, of which it takes a share. */
 void pk_storage_place(pk_storage *storage, pk_storage *slab);
+
+/* Whether the storage belongs to the program that was begun last in its context: the one that is
+ * being recorded, or planned. To that program all others are from outside. */
+static inline bool pk_storage_is_planned(const pk_storage *storage) {
+  return storage->recording && storage->recording == storage->context->recordings;
+}
 
 /* Whether the context's device has a kernel for an operation. */
 bool pk_op_available(const pk_context *context, int op);

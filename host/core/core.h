@@ -183,8 +183,10 @@ void *pk_tensor_data(const pk_tensor *tensor);
 /* A new tensor whose content is undefined. */
 pk_status pk_tensor_create_raw(pk_context *context, pk_tensor **tensor, int dtype, int rank,
                                const int64_t *shape, int category);
-/* Refuses a tensor that was freed, or whose values cannot be read or written now because it belongs
- * to a recorded program that has not run. */
+/* Why an operation cannot have the tensor now: it was freed, or belongs to a recorded program and
+ * is no result of it, or one that was not computed yet. The end of a sentence; NULL if it can. */
+const char *pk_tensor_trouble(const pk_tensor *tensor);
+/* Refuses a tensor in trouble, or whose values cannot be read or written now. */
 pk_status pk_tensor_check_values(const pk_tensor *tensor, bool writing);
 /* Copies all elements of several tensors of one context, those of tensor t to data[t], dense, with
  * one wait for the device. */
@@ -192,6 +194,10 @@ pk_status pk_tensors_read(const pk_tensor *const *tensors, int64_t count, void *
 /* Elements in one entry of dimension 0 (1 for rank 0). */
 int64_t pk_tensor_inner(const pk_tensor *tensor);
 bool pk_tensor_is_dense(const pk_tensor *tensor);
+
+/* Whether a tensor can have the shape, without negative extents: at most 2^50 elements, and no more
+ * if an extent of 0 is taken for 1, as strides are products of the others. */
+bool pk_shape_fits(int rank, const int64_t *shape);
 
 /* --- shape rules (core/shapes.c): outputs of a call from its inputs and attributes --- */
 

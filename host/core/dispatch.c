@@ -88,12 +88,10 @@ static pk_status check_inputs(const pk_call *call, const pk_op_info *info) {
     if (!input && (variadic || !input_is_marked(info, i, '?'))) {
       return pk_fail(PK_INVALID, "%s: input %d (%.*s) is missing", info->name, i + 1, length, name);
     }
-    if (input && !input->storage) {
-      return pk_fail(PK_INVALID, "%s: input %d (%.*s) was freed", info->name, i + 1, length, name);
-    }
-    if (input && !call->context->recording && input->storage->planned && !input->storage->memory) {
-      return pk_fail(PK_INVALID, "%s: input %d (%.*s) is a result of a program that has not run",
-                     info->name, i + 1, length, name);
+    const char *trouble = input ? pk_tensor_trouble(input) : NULL;
+    if (trouble) {
+      return pk_fail(PK_INVALID, "%s: input %d (%.*s) %s", info->name, i + 1, length, name,
+                     trouble);
     }
     if (input && input->context != call->context) {
       return pk_fail(PK_INVALID, "%s: input %d (%.*s) belongs to another device context",
@@ -137,9 +135,8 @@ static pk_status check_output(const pk_call *call, const pk_op_info *info, int i
   const pk_tensor *output = call->outputs[index];
   int length;
   const char *name = name_at(info->outputs, index, &length);
-  if (!output->storage) {
-    return pk_fail(PK_INVALID, "%s: output %.*s was freed", info->name, length, name);
-  }
+  const char *trouble = pk_tensor_trouble(output);
+  if (trouble) return pk_fail(PK_INVALID, "%s: output %.*s %s", info->name, length, name, trouble);
   if (output->context != call->context) {
     return pk_fail(PK_INVALID, "%s: output %.*s belongs to another device context", info->name,
                    length, name);
@@ -171,15 +168,16 @@ static pk_status check_output(const pk_call *call, const pk_op_info *info, int i
 static pk_status prepare_outputs(pk_call *call, const pk_op_info *info, const pk_shape *shapes,
                                  unsigned *made) {
   for (int o = 0; o < call->n_outputs; o++) {
-    pk_status status;
+    pk_status status = PK_OK;
     if (call->outputs[o]) {
       status = check_output(call, info, o, &shapes[o]);
     } else {
       status = pk_tensor_create_raw(call->context, &call->outputs[o], shapes[o].dtype,
                                     shapes[o].rank, shapes[o].extents, PK_ACTIVATIONS);
-      if (status == PK_OK) *made |= 1u << o;
+      if (status != PK_OK) return pk_fail_within(status, "%s", info->name);
+      *made |= 1u << o;
     }
-    if (status != PK_OK) return pk_fail_within(status, "%s", info->name);
+    if (status != PK_OK) return status;
     bool adds = call->attributes.accumulate >> o & 1;
     if (adds && (*made >> o & 1 || !(info->flags & A))) {
       return pk_fail(PK_INVALID, "%s: output %d cannot be added to: %s", info->name, o + 1,
@@ -242,10 +240,9 @@ static void count_writes(const pk_call *call, const pk_op_info *info) {
 }
 
 static pk_status run_call(pk_call *call, const pk_op_info *info, unsigned *made) {
-  pk_status status = check_inputs(call, info);
-  if (status != PK_OK) return status;
+  call->phase = call->context->phase;
   pk_shape shapes[PK_MAX_OUTPUTS];
-  status = pk_shape_rules[call->op](call, shapes);
+  pk_status status = pk_shape_rules[call->op](call, shapes);
   if (status != PK_OK) return status;
   if (info->flags & I) status = check_in_place(call, info);
   if (status != PK_OK) return status;
@@ -267,17 +264,16 @@ pk_status pk_op_run(pk_context *context, int op, const pk_tensor *const *inputs,
     return pk_fail(PK_INVALID, "%s: %d inputs and %d outputs, not %d and %d", info->name, n_inputs,
                    n_outputs, info->n_inputs, info->n_outputs);
   }
-  pk_call call = {.context = context,
-                  .op = op,
-                  .phase = context->phase,
-                  .n_inputs = n_inputs,
-                  .n_outputs = n_outputs};
+  pk_call call = {.context = context, .op = op, .n_inputs = n_inputs, .n_outputs = n_outputs};
   for (int i = 0; i < n_inputs; i++) call.inputs[i] = inputs[i];
   for (int o = 0; o < n_outputs; o++) call.outputs[o] = outputs[o];
   if (attributes) call.attributes = *attributes;
 
   unsigned made = 0;
-  pk_status status = pk_interrupt_check();
+  pk_status status = check_inputs(&call, info);
+  if (status == PK_OK && !context)
+    status = pk_fail(PK_INVALID, "%s: the tensor that names the device was freed", info->name);
+  if (status == PK_OK) status = pk_interrupt_check();
   if (status == PK_OK) status = run_call(&call, info, &made);
   if (status != PK_OK) {
     for (int o = 0; o < n_outputs; o++) {

@@ -32,7 +32,8 @@ static int64_t only_other(const pk_recorded_list *list, const pk_storage *storag
 /* Whether the tensor is all of its storage, which is the program's own. */
 static bool is_whole(const pk_tensor *tensor) {
   const pk_storage *storage = tensor->storage;
-  return storage->planned && storage->bytes == tensor->numel * pk_dtype_size(tensor->dtype);
+  return pk_storage_is_planned(storage) &&
+         storage->bytes == tensor->numel * pk_dtype_size(tensor->dtype);
 }
 
 /* The cast to bf16 that alone uses output o of entry i, or -1. */

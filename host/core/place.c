@@ -24,7 +24,7 @@ static void find_lifetimes(places *self) {
   for (int64_t i = 0; i < list->count; i++) {
     for (int t = 0; t < PK_RECORDED_TENSORS; t++) {
       pk_storage *storage = list->entries[i]->tensors[t].storage;
-      if (!storage || !storage->planned) continue;
+      if (!storage || !pk_storage_is_planned(storage)) continue;
       if (storage->span < 0) {
         storage->span = self->count;
         self->heirs[self->count] = self->count;
@@ -38,7 +38,7 @@ static void find_lifetimes(places *self) {
 /* The tensor's whole storage, if it is the program's own. */
 static const pk_storage *whole(const pk_tensor *tensor) {
   const pk_storage *storage = tensor->storage;
-  if (!storage || !storage->planned) return NULL;
+  if (!storage || !pk_storage_is_planned(storage)) return NULL;
   return tensor->numel * pk_dtype_size(tensor->dtype) == storage->bytes ? storage : NULL;
 }
 
@@ -99,6 +99,14 @@ static int64_t largest_sum(const places *self) {
   return largest;
 }
 
+/* Takes the numbers of the storages back. */
+static void forget_numbers(const pk_recorded_list *list) {
+  for (int64_t i = 0; i < list->count; i++) {
+    for (int t = 0; t < PK_RECORDED_TENSORS; t++)
+      if (list->entries[i]->tensors[t].storage) list->entries[i]->tensors[t].storage->span = -1;
+  }
+}
+
 static pk_status find_places(places *self, pk_program_plan *plan) {
   const pk_recorded_list *list = self->list;
   find_lifetimes(self);
@@ -116,7 +124,7 @@ static pk_status find_places(places *self, pk_program_plan *plan) {
     list->entries[i]->workspace_offset = workspaces[i].offset;
     for (int t = 0; t < PK_RECORDED_TENSORS; t++) {
       pk_storage *storage = list->entries[i]->tensors[t].storage;
-      if (storage && storage->planned)
+      if (storage && pk_storage_is_planned(storage))
         storage->slab_offset = self->spans[owner_of(self, storage->span)].offset;
     }
   }
@@ -133,6 +141,7 @@ pk_status pk_place_buffers(pk_recorded_list *list, pk_program_plan *plan) {
     status = pk_fail(PK_NO_MEMORY, "no host memory to plan a program");
   else
     status = find_places(&self, plan);
+  forget_numbers(list);
   free(self.spans);
   free(self.heirs);
   return status;

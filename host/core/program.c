@@ -20,6 +20,7 @@
 
 struct pk_program {
   pk_context *context;
+  int64_t number; /* of the context's recordings */
   bool recording, failed;
   pk_recorded_list list;
   pk_tensor *results; /* shares of the storages that stay readable */
@@ -42,6 +43,7 @@ pk_status pk_program_begin(pk_context *context, pk_program **program) {
   created->recording = true;
   pk_context_retain(context);
   context->recording = created;
+  created->number = ++context->recordings;
   *program = created;
   return PK_OK;
 }
@@ -57,7 +59,7 @@ pk_status pk_program_record(pk_program *program, const pk_call *call) {
 /* --- planning --- */
 
 static bool writes_outside(const pk_tensor *tensor) {
-  return tensor->storage && !tensor->storage->planned;
+  return tensor->storage && !pk_storage_is_planned(tensor->storage);
 }
 
 /* Whether an operation changes what a later run or a reader may count on: gradients are made anew
@@ -123,10 +125,15 @@ static pk_status keep_results(pk_program *program, const pk_tensor *const *resul
   program->results = calloc((size_t)n_results + 1, sizeof *program->results);
   if (!program->results) return pk_fail(PK_NO_MEMORY, "no host memory for a program's results");
   for (int64_t r = 0; r < n_results; r++) {
-    if (!results[r]->storage) return pk_fail(PK_INVALID, "result %lld was freed", (long long)r + 1);
-    pk_recorded_share(&program->results[program->n_results++], results[r]);
-    results[r]->storage->needed = true;
-    results[r]->storage->kept = true;
+    const pk_tensor *result = results[r];
+    bool own = result->storage && pk_storage_is_planned(result->storage);
+    const char *trouble = own ? NULL : pk_tensor_trouble(result);
+    if (trouble) return pk_fail(PK_INVALID, "result %lld %s", (long long)r + 1, trouble);
+    if (result->context != program->context)
+      return pk_fail(PK_INVALID, "result %lld belongs to another device context", (long long)r + 1);
+    pk_recorded_share(&program->results[program->n_results++], result);
+    result->storage->needed = true;
+    result->storage->kept = true;
   }
   return PK_OK;
 }
@@ -142,7 +149,8 @@ static pk_status find_written(pk_program *program) {
     const pk_recorded *entry = program->list.entries[i];
     for (int t = 0; t < PK_RECORDED_TENSORS; t++) {
       pk_storage *storage = entry->tensors[t].storage;
-      if (!storage || storage->planned || !pk_recorded_writes(entry, storage)) continue;
+      if (!storage || pk_storage_is_planned(storage) || !pk_recorded_writes(entry, storage))
+        continue;
       int64_t w = 0;
       while (w < program->n_written && program->written[w] != storage) w++;
       if (w < program->n_written) continue;
@@ -192,7 +200,8 @@ static pk_status take_slab(pk_program *program) {
     entry->call.workspace = (char *)program->slab->memory + entry->workspace_offset;
     for (int t = 0; t < PK_RECORDED_TENSORS; t++) {
       pk_storage *storage = entry->tensors[t].storage;
-      if (storage && storage->planned) pk_storage_place(storage, program->slab);
+      if (storage && storage->recording == program->number)
+        pk_storage_place(storage, program->slab);
     }
   }
   return PK_OK;
@@ -208,11 +217,14 @@ pk_status pk_program_prepare(pk_program *program) {
 
 pk_status pk_program_run(pk_program *program) {
   pk_status status = pk_program_prepare(program);
-  for (int64_t w = 0; w < program->n_written && status == PK_OK; w++) program->written[w]->writes++;
-  if (program->context->forecast && !program->context->trace) return status;
   if (status != PK_OK) return status;
-  return pk_replay_run(&program->replay, program->context, program->list.entries,
-                       program->list.count, program->commit);
+  for (int64_t w = 0; w < program->n_written; w++) program->written[w]->writes++;
+  program->slab->writes++;
+  if (!program->context->forecast || program->context->trace)
+    status = pk_replay_run(&program->replay, program->context, program->list.entries,
+                           program->list.count, program->commit);
+  if (status == PK_OK) program->slab->filled = true;
+  return status;
 }
 
 const char *pk_program_remark(const pk_program *program) {
@@ -239,9 +251,10 @@ void pk_program_read_plan(const pk_program *program, pk_program_plan *plan) {
 }
 
 /* Appends " f32 [2, 3] @offset" of a tensor. */
-static int describe_tensor(char *text, int size, const pk_tensor *tensor) {
+static int describe_tensor(const pk_program *program, char *text, int size,
+                           const pk_tensor *tensor) {
   char shape[PK_SHAPE_TEXT], place[40] = "outside";
-  if (tensor->storage->planned) {
+  if (tensor->storage->recording == program->number) {
     snprintf(place, sizeof place, "%lld", (long long)tensor->storage->slab_offset);
   }
   return snprintf(text, (size_t)size, " %s %s @%s", pk_dtype_name(tensor->dtype),
@@ -257,9 +270,10 @@ pk_status pk_program_describe(const pk_program *program, int64_t index, char *te
   int room = size > INT32_MAX ? INT32_MAX : (int)size;
   int used = snprintf(text, (size_t)room, "%s:", pk_op_describe(call->op)->name);
   for (int i = 0; i < call->n_inputs && used < room; i++)
-    if (call->inputs[i]) used += describe_tensor(text + used, room - used, call->inputs[i]);
+    if (call->inputs[i])
+      used += describe_tensor(program, text + used, room - used, call->inputs[i]);
   if (used < room) used += snprintf(text + used, (size_t)(room - used), " ->");
   for (int o = 0; o < call->n_outputs && used < room; o++)
-    used += describe_tensor(text + used, room - used, call->outputs[o]);
+    used += describe_tensor(program, text + used, room - used, call->outputs[o]);
   return PK_OK;
 }

@@ -127,7 +127,7 @@ static bool may_repeat(const pass *self, int64_t i) {
   }
   for (int o = 0; o < entry->call.n_outputs; o++) {
     const record *output = record_of(self, entry->tensors[PK_MAX_INPUTS + o].storage);
-    if (!output->storage->planned || output->writer != i) return false;
+    if (!pk_storage_is_planned(output->storage) || output->writer != i) return false;
   }
   return true;
 }
@@ -137,7 +137,8 @@ static bool may_repeat(const pass *self, int64_t i) {
 /* Whether the storage holds, right before operation `at`, what it held at operation `reader`. */
 static bool is_there(const record *one, int64_t reader, int64_t at) {
   if (one->last_write > reader && one->first_write < at) return false;
-  return !one->storage->planned || one->storage->kept || (!one->dropped && one->last_use >= at);
+  return !pk_storage_is_planned(one->storage) || one->storage->kept ||
+         (!one->dropped && one->last_use >= at);
 }
 
 /* Where a dropped result is made again: before its late use, or before another's chain needs it. */
@@ -176,7 +177,8 @@ static bool follow(const pass *self, const record *one, int64_t at, int depth, b
 /* Whether a result can be dropped; its bytes for each operation that makes it again. */
 static bool can_drop(const pass *self, const record *one, double *operations) {
   const pk_storage *storage = one->storage;
-  if (one->late < 0 || one->dropped || !storage->planned || storage->kept) return false;
+  if (one->late < 0 || one->dropped || !pk_storage_is_planned(storage) || storage->kept)
+    return false;
   if (one->late - one->needed > MOST_EARLY) return false;
   *operations = 0;
   return follow(self, one, made_at(one), 0, false, operations);
@@ -219,7 +221,7 @@ static pk_status storage_like(const pk_storage *storage, pk_storage **created) {
                            .bytes = storage->bytes,
                            .references = 1,
                            .category = storage->category,
-                           .planned = true,
+                           .recording = storage->recording,
                            .span = storage->span};
   pk_context_retain(storage->context);
   return PK_OK;
@@ -260,7 +262,7 @@ static pk_status make_again(pass *self, const record *one, int64_t at) {
 static pk_status append(pass *self, pk_recorded *entry, int64_t at) {
   for (int i = 0; i < entry->call.n_inputs; i++) {
     record *input = record_of(self, entry->tensors[i].storage);
-    if (!input || !input->storage->planned || input->storage->kept) continue;
+    if (!input || !pk_storage_is_planned(input->storage) || input->storage->kept) continue;
     if (input->dropped ? at <= input->early : input->last_use >= at) continue;
     pk_status status = make_again(self, input, at);
     if (status != PK_OK) {

@@ -89,18 +89,15 @@ pk_status pk_shape_set(const pk_call *call, pk_shape *output, int dtype, int64_t
                            PK_MAX_RANK);
   output->dtype = dtype;
   output->rank = (int32_t)rank;
-  int64_t bytes = pk_dtype_size(dtype);
+  char text[PK_SHAPE_TEXT];
   for (int d = 0; d < rank; d++) {
-    char text[PK_SHAPE_TEXT];
     if (extents[d] < 0)
       return pk_shape_refuse(call, "a negative extent in shape %s",
                              pk_shape_text(text, (int)rank, extents));
-    /* An extent of 0 must not hide that the others overflow: strides are products of them. */
-    if (__builtin_mul_overflow(bytes, extents[d] ? extents[d] : 1, &bytes))
-      return pk_shape_refuse(call, "shape %s is too large",
-                             pk_shape_text(text, (int)rank, extents));
     output->extents[d] = extents[d];
   }
+  if (!pk_shape_fits((int)rank, extents))
+    return pk_shape_refuse(call, "shape %s is too large", pk_shape_text(text, (int)rank, extents));
   return PK_OK;
 }
 

@@ -33,24 +33,31 @@ bool pk_tensor_is_dense(const pk_tensor *tensor) {
   return tensor->rank == 0 || tensor->shape[0] <= 1 || tensor->stride == pk_tensor_inner(tensor);
 }
 
-/* Elements of a shape, refusing negative extents and sizes past 2^60 bytes. */
+bool pk_shape_fits(int rank, const int64_t *shape) {
+  int64_t count = 1;
+  for (int d = 0; d < rank; d++) {
+    bool overflows = __builtin_mul_overflow(count, shape[d] ? shape[d] : 1, &count);
+    if (overflows || count > (int64_t)1 << 50) return false;
+  }
+  return true;
+}
+
+/* Elements of a shape, refusing negative extents and what pk_shape_fits does. */
 static pk_status count_elements(int rank, const int64_t *shape, int64_t *numel) {
   char text[PK_SHAPE_TEXT];
   if (rank < 0 || rank > PK_MAX_RANK) {
     return pk_fail(PK_INVALID, "a tensor of rank %d: the largest is %d", rank, PK_MAX_RANK);
   }
-  int64_t count = 1;
   for (int d = 0; d < rank; d++) {
     if (shape[d] < 0) {
       return pk_fail(PK_INVALID, "shape %s has a negative extent",
                      pk_shape_text(text, rank, shape));
     }
-    if (__builtin_mul_overflow(count, shape[d], &count) || count > ((int64_t)1 << 57)) {
-      return pk_fail(PK_INVALID, "shape %s has too many elements",
-                     pk_shape_text(text, rank, shape));
-    }
   }
-  *numel = count;
+  if (!pk_shape_fits(rank, shape))
+    return pk_fail(PK_INVALID, "shape %s has too many elements", pk_shape_text(text, rank, shape));
+  *numel = 1;
+  for (int d = 0; d < rank; d++) *numel *= shape[d];
   return PK_OK;
 }
 
@@ -58,7 +65,7 @@ void pk_storage_release(pk_storage *storage) {
   if (--storage->references > 0) return;
   pk_context *context = storage->context;
   if (storage->slab) pk_storage_release(storage->slab);
-  if (!storage->planned)
+  if (!storage->recording)
     pk_memory_give(context, storage->memory, storage->bytes, storage->category);
   free(storage);
   pk_context_release(context);
@@ -68,9 +75,9 @@ pk_status pk_storage_create(pk_context *context, int64_t bytes, int category,
                             pk_storage **storage) {
   pk_storage *created = calloc(1, sizeof *created);
   if (!created) return pk_fail(PK_NO_MEMORY, "no host memory for a tensor");
-  created->planned = context->recording != NULL;
+  created->recording = context->recording ? context->recordings : 0;
   created->span = -1;
-  if (!created->planned) {
+  if (!created->recording) {
     pk_status status = pk_memory_take(context, bytes, category, &created->memory);
     if (status != PK_OK) {
       free(created);
@@ -147,8 +154,10 @@ pk_status pk_tensor_create(pk_context *context, pk_tensor **tensor, int dtype, i
 }
 
 void pk_tensor_release(pk_tensor *tensor) {
+  if (!tensor) return;
   if (tensor->storage) pk_storage_release(tensor->storage);
   tensor->storage = NULL;
+  tensor->context = NULL; /* which may be gone from now on */
 }
 
 void pk_tensor_move(pk_tensor *tensor, pk_tensor *into) {
@@ -157,22 +166,34 @@ void pk_tensor_move(pk_tensor *tensor, pk_tensor *into) {
 }
 
 void pk_tensor_free(pk_tensor *tensor) {
-  if (!tensor) return;
   pk_tensor_release(tensor);
   free(tensor);
 }
 
-static pk_status check_alive(const pk_tensor *tensor) {
-  if (tensor->storage) return PK_OK;
+const char *pk_tensor_trouble(const pk_tensor *tensor) {
+  const pk_storage *storage = tensor->storage;
+  if (!storage) return "was freed";
+  bool noted = tensor->context->recording && pk_storage_is_planned(storage);
+  if (!storage->recording || noted) return NULL;
+  if (!storage->kept)
+    return "was made while a program was recorded and is none of its results, so that it has no "
+           "memory of its own: return it from the compiled function";
+  return storage->slab && storage->slab->filled ? NULL
+                                                : "is a result of a program that has not run";
+}
+
+static pk_status check_usable(const pk_tensor *tensor) {
+  const char *trouble = pk_tensor_trouble(tensor);
+  if (!trouble) return PK_OK;
   char text[PK_SHAPE_TEXT];
-  return pk_fail(PK_INVALID, "the tensor %s %s was freed", pk_dtype_name(tensor->dtype),
-                 pk_shape_text(text, tensor->rank, tensor->shape));
+  return pk_fail(PK_INVALID, "the tensor %s %s %s", pk_dtype_name(tensor->dtype),
+                 pk_shape_text(text, tensor->rank, tensor->shape), trouble);
 }
 
 pk_status pk_tensor_view(const pk_tensor *base, pk_tensor **view, int rank, const int64_t *shape,
                          int64_t stride, int64_t offset) {
   int64_t numel = 0;
-  pk_status status = check_alive(base);
+  pk_status status = base->storage ? PK_OK : check_usable(base);
   if (status == PK_OK) status = count_elements(rank, shape, &numel);
   if (status != PK_OK) return status;
   pk_tensor made = {.context = base->context,
@@ -209,23 +230,24 @@ pk_status pk_tensor_view(const pk_tensor *base, pk_tensor **view, int rank, cons
 }
 
 pk_status pk_tensor_check_values(const pk_tensor *tensor, bool writing) {
-  pk_status status = check_alive(tensor);
+  pk_status status = check_usable(tensor);
   if (status != PK_OK) return status;
   const pk_context *context = tensor->context;
   const char *what = writing ? "written" : "read";
-  if (context->recording && (writing || tensor->storage->planned)) {
+  if (context->recording && (writing || pk_storage_is_planned(tensor->storage))) {
     return pk_fail(PK_INVALID,
                    "a tensor cannot be %s while a program is recorded: nothing runs yet. Use "
                    "operations, or move this out of the compiled function",
                    what);
   }
   if (context->forecast && !writing) return pk_fail(PK_INVALID, "a forecast has no values");
-  if (tensor->storage->memory) return PK_OK;
-  return pk_fail(PK_INVALID, "a result of a program cannot be %s before the program has run", what);
+  return PK_OK;
 }
 
 int64_t pk_tensor_writes(const pk_tensor *tensor) {
-  return tensor->storage ? tensor->storage->writes : 0;
+  const pk_storage *storage = tensor->storage;
+  if (!storage) return 0;
+  return storage->writes + (storage->slab ? storage->slab->writes : 0);
 }
 
 static pk_status check_bytes(const pk_tensor *tensor, int64_t bytes, const char *what) {

@@ -115,6 +115,13 @@ function Arena:list()
   return list
 end
 
+--- Row index (from 0) as an arena of one worker that shares the memory; freeing it gives back its views alone.
+function Arena:row(index)
+  local size = self.layout.size
+  local row = self.tensor:view {shape = {1, size}, stride = size, offset = index * size}
+  return setmetatable({layout = self.layout, num_workers = 1, tensor = row, views = {}}, Arena)
+end
+
 --- Gives the memory back; twice is harmless.
 function Arena:free()
   for _, view in pairs(self.views) do view:free() end

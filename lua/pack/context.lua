@@ -9,6 +9,7 @@ local native = require "pack.native"
 caller.register()
 
 local C = native.C
+local Handle = ffi.typeof("pk_context *")
 local MIB = 1024 * 1024
 
 local context = {}
@@ -88,8 +89,13 @@ end
 --- The pk_context of a context object, or of the default for nil.
 function context.handle_of(chosen)
   chosen = chosen or context.default()
-  if not chosen.handle then caller.raise("the device context was closed") end
-  return chosen.handle
+  if type(chosen) ~= "table" then
+    caller.raise("context is a %s, not what pack.context returned", type(chosen))
+  end
+  local handle = chosen.handle
+  if handle == nil then caller.raise("the device context was closed") end -- or its tensor freed: a null pointer
+  if not ffi.istype(Handle, handle) then caller.raise("context is a table, but not what pack.context returned") end
+  return handle
 end
 
 --- A line such as "cpu: AMD EPYC, 2 threads, avx2, limit 22.1 GiB".

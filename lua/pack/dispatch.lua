@@ -22,7 +22,7 @@ local dispatch = {
   record = nil,
   --- A list to which every new output is appended, or nil.
   created = nil,
-  --- Whether operations are noted in a program instead of running.
+  --- While operations are noted in a program instead of running, the set of tensors that they were given; else false.
   recording = false,
   --- is_tracked(tensor): whether a gradient is being taken of it; nil where none is at all.
   is_tracked = nil,
@@ -241,6 +241,7 @@ local function put_input(operation, i, value)
   if is_tensor(value) then
     inputs[i - 1] = value
     held[i] = value
+    if dispatch.recording then dispatch.recording[value] = true end
     return
   end
   local input = operation.inputs[operation.variadic and 1 or i]
@@ -267,6 +268,7 @@ local function put_outputs(operation, given)
         refuse("%s: out %d is a %s, not a tensor", operation.name, o, type(out[o]))
       end
       outputs[o - 1] = out[o]
+      if dispatch.recording then dispatch.recording[out[o]] = true end
     end
   end
   local accumulate, mask = given.accumulate, 0

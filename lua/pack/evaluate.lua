@@ -24,7 +24,7 @@ local function each_worker(opened, context, blocks, row)
     local worker = loss_over(one, blocks, "worker " .. i)
     worker.weights, worker.worker = "worker", i
     row.workers[i + 1] = worker
-    one:free_views()
+    one:free()
   end
   row.consensus_distance = ops.consensus_distance(packed.arena.tensor):item()
   packed:free()

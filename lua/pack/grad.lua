@@ -6,6 +6,7 @@ local dispatch = require "pack.dispatch"
 local ops = require "pack.ops"
 local phase = require "pack.phase"
 local tape = require "pack.tape"
+local whole = require "pack.whole"
 require "pack.tensor"
 
 caller.register()
@@ -46,12 +47,28 @@ end
 -- Calls fn and undoes its effect on the active tapes if it raises.
 local function guarded(fn)
   local depth = #tapes
-  local results = {pcall(fn)}
+  local results = {whole("grad", fn)}
   if not results[1] then
     unwind(depth)
     error(results[2], 0)
   end
   return unpack(results, 2, table.maxn(results))
+end
+
+local function resume(hidden, good, ...)
+  tapes = hidden
+  set_hooks()
+  if not good then error((...), 0) end
+  return ...
+end
+
+--- Runs fn(...) as if no gradient was being taken: what it computes from tracked tensors is constant. Returns what
+-- fn returns.
+function grad.untracked(fn, ...)
+  local hidden = tapes
+  tapes = {}
+  set_hooks()
+  return resume(hidden, whole("untracked", fn, ...))
 end
 
 local function check_result(result)
@@ -94,7 +111,7 @@ local function check_options(leaves, options)
     local leaf = leaves[i]
     local fits = dispatch.is_tensor(into) and into.rank == leaf.rank
       and into.dtype == tape.gradient_dtype(leaf.dtype)
-    for d = 0, leaf.rank - 1 do fits = fits and into.shape[d] == leaf.shape[d] end
+    for d = 0, leaf.rank - 1 do fits = fits and into:size(d) == leaf:size(d) end
     if not fits then
       caller.raise("grad: into %d does not have the shape and gradient dtype of leaf %d, [%s]", i, i,
         table.concat(leaf:sizes(), ", "))

@@ -11,7 +11,7 @@ local gradcheck = {}
 
 -- Weights of no symmetry, so that errors which cancel in a plain sum are seen. Fixed.
 local function weights_like(t, salt)
-  local count = tonumber(t.numel)
+  local count = t.numel
   local weights = {}
   for i = 1, count do weights[i] = 1 + 0.5 * math.sin(1.7 * i + salt) end
   local flat = tensor.from(weights, t.dtype, {context = {handle = t.context}})
@@ -68,7 +68,7 @@ local function check(fn, inputs, options, what)
   local worst = {error = 0}
   for i, input in ipairs(inputs) do
     local slopes, values = gradients[i]:read_numbers(), input:read()
-    for e = 0, tonumber(input.numel) - 1 do
+    for e = 0, input.numel - 1 do
       local numeric = difference(scalar, inputs, i, values, e, eps)
       local err = math.abs(slopes[e] - numeric) / math.max(1, math.abs(numeric))
       if not (err <= worst.error) then

@@ -100,7 +100,7 @@ end
 
 --- Notes that the bf16 copy holds the weights as they are.
 function Model:half_is_fresh()
-  if self.half then self.half_of = native.C.pk_tensor_writes(self.arena.tensor) end
+  if self.half then self.half_of = tonumber(native.C.pk_tensor_writes(self.arena.tensor)) end
 end
 
 --- Brings the bf16 copy, if one is kept, up to date. Model:loss does so; a recorded program cannot know what will have
@@ -282,31 +282,31 @@ function Model:average()
   return mean
 end
 
---- Worker index (from 0) as an ordinary model (N = 1) that shares the packed weights.
+--- Worker index (from 0) as an ordinary model (N = 1) that shares the packed weights. Freeing it gives back its views
+-- alone, not the weights.
 function Model:worker(index)
+  if type(index) ~= "number" or index % 1 ~= 0 or index < 0 or index >= self.num_models then
+    error(("worker %s of a model of %d, counted from 0"):format(tostring(index), self.num_models), 2)
+  end
   local one = setmetatable({}, Model)
   for key, value in pairs(self) do one[key] = value end
   one.num_models = 1
+  one.arena = self.arena:row(index)
   one.half = nil
   one.weights, one.weight = {}, {}
   for name, whole in pairs(self.weight) do
     local shape = whole:sizes()
     shape[1] = 1
-    local stride = tonumber(whole.stride)
+    local stride = whole.stride
     one.weight[name] = whole:view {shape = shape, stride = stride, offset = index * stride}
   end
   for i, name in ipairs(self.names) do one.weights[i] = one.weight[name] end
   return one
 end
 
---- Releases the views of the weights: all that a model from Model:worker has of its own.
-function Model:free_views()
-  for _, view in pairs(self.weight) do view:free() end
-end
-
 --- Releases the model's tensors at once.
 function Model:free()
-  self:free_views()
+  for _, view in pairs(self.weight) do view:free() end
   self.arena:free()
   if self.half then self.half:free() end
 end

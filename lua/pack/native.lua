@@ -1,7 +1,16 @@
 --- The host library: its functions through the FFI, checked to be of this library's version.
 local ffi = require "ffi"
 
-ffi.cdef(require "pack.cdef")
+-- In Lua a tensor's fields cannot be written, and its 64-bit ones, which the FFI does not give as numbers, are for
+-- pack.tensor, which does.
+local function for_lua(declarations)
+  return (declarations:gsub("typedef struct pk_tensor (%b{}) pk_tensor;", function(fields)
+    fields = fields:gsub("int64_t (%l+)", "const int64_t raw_%1"):gsub("int32_t", "const int32_t"):gsub("%*(%l+;)", "*const %1")
+    return "typedef struct pk_tensor " .. fields .. " pk_tensor;"
+  end))
+end
+
+ffi.cdef(for_lua(require "pack.cdef"))
 
 local native = {
   --- The functions and constants of pack.h.

@@ -5,6 +5,7 @@
 -- for the phase, and returns what fn returns.
 local context = require "pack.context"
 local native = require "pack.native"
+local whole = require "pack.whole"
 
 local C = native.C
 local phase = {}
@@ -56,5 +57,5 @@ end
 return setmetatable(phase, {__call = function(_, name, fn, chosen)
   local handle = context.handle_of(chosen)
   local before = phase.enter(handle, name)
-  return finish(handle, before, pcall(fn))
+  return finish(handle, before, whole("phase " .. name, fn))
 end})

@@ -8,9 +8,11 @@ local context = require "pack.context"
 local dispatch = require "pack.dispatch"
 local failure = require "pack.failure"
 local ffi = require "ffi"
+local grad = require "pack.grad"
 local native = require "pack.native"
 local ops = require "pack.ops"
 local tensor = require "pack.tensor"
+local whole = require "pack.whole"
 
 caller.register()
 
@@ -50,12 +52,42 @@ local function check_results(results, count)
   end
 end
 
+-- Refuses what a gradient is being taken of, which would not pass through a program.
+local function refuse_tracked(tensors)
+  if not dispatch.is_tracked then return end
+  for one in pairs(tensors) do
+    if dispatch.is_tracked(one) then
+      caller.raise("a gradient is being taken of a tensor that a recorded program uses, and would not pass through the "
+        .. "program. Take the gradient inside, pack.compile(function(x) return pack.grad(...) end), or detach the tensor")
+    end
+  end
+end
+
+-- Ends the recording with the results, and has the program planned.
+local function finish(self, count, level)
+  check_results(self.results, count)
+  refuse_tracked(self.used)
+  local pointers = ffi.new("const pk_tensor *[?]", count + 1)
+  for i, result in ipairs(self.results) do pointers[i - 1] = result end
+  check_ok(C.pk_program_end(self.handle, pointers, count, level))
+end
+
 local levels = {none = C.PK_RECOMPUTE_NONE, cheap = C.PK_RECOMPUTE_CHEAP, auto = C.PK_RECOMPUTE_AUTO,
   products = C.PK_RECOMPUTE_PRODUCTS}
 
 local function level_of(options)
   local name = options and options.recompute or "auto"
   return levels[name] or caller.raise("recompute '%s' is not none, cheap, auto or products", tostring(name))
+end
+
+-- Runs fn under recording. Returns whether it came to its end, what it returned as pack_values does, and the set of
+-- tensors that its operations were given.
+local function note(fn, inputs)
+  local outer, used = dispatch.recording, setmetatable({}, {__mode = "k"})
+  dispatch.recording = used
+  local outcome = pack_values(grad.untracked(function() return whole("compile", fn, unpack(inputs)) end))
+  dispatch.recording = outer
+  return outcome, used
 end
 
 --- Records fn(unpack(inputs)) on a device context. Returns the program; its results are those of fn.
@@ -67,22 +99,17 @@ function program.record(fn, inputs, device, options)
   local made = ffi.new("pk_program *[1]")
   check_ok(C.pk_program_begin(handle, made))
   local self = setmetatable({handle = ffi.gc(made[0], C.pk_program_free), inputs = inputs, context = handle}, Program)
-  dispatch.recording = true
-  local outcome = pack_values(pcall(fn, unpack(inputs)))
-  dispatch.recording = false
+  local outcome, used = note(fn, inputs)
   if not outcome[1] then
     self:free()
     error(outcome[2], 0)
   end
-  self.results = {unpack(outcome, 2, outcome.n)}
-  local ok, message = pcall(check_results, self.results, outcome.n - 1)
+  self.results, self.used = {unpack(outcome, 2, outcome.n)}, used
+  local ok, message = pcall(finish, self, outcome.n - 1, level)
   if not ok then
     self:free()
     error(message, 0)
   end
-  local pointers = ffi.new("const pk_tensor *[?]", #self.results + 1)
-  for i, result in ipairs(self.results) do pointers[i - 1] = result end
-  check_ok(C.pk_program_end(self.handle, pointers, #self.results, level))
   return self
 end
 
@@ -94,6 +121,7 @@ end
 -- outside, other than gradients, is written whole or, when ^C interrupts it, not at all.
 function Program:run()
   refuse_freed(self)
+  refuse_tracked(self.used)
   if not self.prepared then
     dispatch.attempt(self.context, function() return C.pk_program_prepare(self.handle) end)
     self.prepared = true
@@ -145,7 +173,7 @@ end
 function Program:free()
   if not self.handle then return end
   C.pk_program_free(ffi.gc(self.handle, nil))
-  self.handle, self.inputs, self.results = nil, nil, nil
+  self.handle, self.inputs, self.results, self.used = nil, nil, nil, nil
 end
 
 -- What tells apart the programs of one function: dtypes and shapes of the inputs.
@@ -166,6 +194,7 @@ Compiled.__index = Compiled
 function Compiled:__call(...)
   local given = {...}
   local key = key_of(given)
+  for _, one in ipairs(given) do refuse_tracked {[one] = true} end
   local one = self.programs[key]
   if not one then
     one = program.record(self.fn, inputs_like(given), given[1] and {handle = given[1].context}, self.options)

@@ -26,7 +26,7 @@ local function give_broadcast(b, i, g, node)
   if not b:wants(i) then return end
   local shape = node.shapes[i]
   local same = g.rank == #shape
-  for d = 1, #shape do same = same and g.shape[d - 1] == shape[d] end
+  for d = 1, #shape do same = same and g:size(d - 1) == shape[d] end
   if same then b:give(i, g) else b:emit(i, "sum_to", {g}, {shape = shape}) end
 end
 

@@ -50,14 +50,14 @@ end
 local function slab(t, first, count)
   local shape = t:sizes()
   shape[1] = count
-  return t:view {shape = shape, stride = tonumber(t.stride), offset = first * tonumber(t.stride)}
+  return t:view {shape = shape, stride = t.stride, offset = first * t.stride}
 end
 
 -- Calls visit(part, first, count, a, b, c) for the parts of a tensor that together are the whole: views of
 -- some entries each, starting at element `first`. a, b and c are the caller's, instead of a closure, as compiled
 -- code holds on to closures and to the tensors that they know.
 local function each_part(t, visit, a, b, c)
-  local numel = tonumber(t.numel)
+  local numel = t.numel
   if numel == 0 then return end
   if t.rank == 0 then return visit(t, 0, 1, a, b, c) end
   local entries = t:size(0)
@@ -231,7 +231,7 @@ local function describe(path, item, place)
     caller.raise("%s: tensor '%s': dtype '%s' is not one of f64, f32, bf16, i32", path, name, tostring(dtype))
   end
   local shape = item.shape or t:sizes()
-  if #shape > 8 or numel_of(shape) ~= tonumber(t.numel) then
+  if #shape > 8 or numel_of(shape) ~= t.numel then
     caller.raise("%s: tensor '%s' of shape %s cannot be written as %s", path, name,
       shape_text(t:sizes()), shape_text(shape))
   end

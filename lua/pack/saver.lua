@@ -39,7 +39,7 @@ local function sizes(trainer)
   local state, weights = 0, 0
   for _, item in ipairs(tensors) do
     local t = item.tensor
-    local bytes = tonumber(t.numel) * tonumber(C.pk_dtype_size(t.dtype))
+    local bytes = t.numel * tonumber(C.pk_dtype_size(t.dtype))
     state = state + bytes
     if item.name:find("^parameters/") then weights = weights + bytes / workers * (workers + 1) end
   end
@@ -166,7 +166,7 @@ local function save_weights(self, epoch)
     files.mkdir(folder)
     local one = model:worker(i)
     submit(self, files.join(folder, name), 0, weights_metadata(self, epoch, "worker", i), weights_of(one))
-    one:free_views()
+    one:free()
   end
   local mean = model:average()
   self.weights = run:path(name)

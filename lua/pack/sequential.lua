@@ -9,7 +9,7 @@ local sequential = {}
 
 -- Worker `index` (from 0) of a tensor [N, ...], as a tensor [1, ...].
 local function entry(whole, index)
-  local shape, stride = whole:sizes(), tonumber(whole.stride)
+  local shape, stride = whole:sizes(), whole.stride
   shape[1] = 1
   return whole:view {shape = shape, stride = stride, offset = index * stride}
 end

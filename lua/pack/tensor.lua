@@ -1,8 +1,9 @@
 --- Tensors: the C struct itself as a Lua object, with methods for every operation.
 --
--- t.shape[d], t.rank, t.numel and t.dtype are the fields of pk_tensor (dimensions count from 0); t:size(d)
--- and #t are Lua numbers; t[i] is entry i (from 1) along dimension 0. The collector gives memory back,
--- t:free() does so at once. Requiring this module gives pk_tensor its methods.
+-- t.rank, t.numel, t.dtype, t.stride (elements from one entry of dimension 0 to the next), t.offset (elements from the
+-- start of its memory) and t.shape, a table of the extents whose dimensions count from 0, are for reading. t:sizes()
+-- is the shape as a list, t:size(d) one extent and #t the first; t[i] is entry i (from 1) along dimension 0. The
+-- collector gives memory back, t:free() does so at once. Requiring this module gives pk_tensor its methods.
 local caller = require "pack.caller"
 local context = require "pack.context"
 local dispatch = require "pack.dispatch"
@@ -180,35 +181,66 @@ end
 
 -- Reading and writing ----------------------------------------------------------------------------
 
+local is_array = {} -- by the number of a C type
+
+-- Refuses what is no C array, and one of fewer bytes than are read or written; of a pointer nobody knows.
+local function check_array(what, data, bytes)
+  local room
+  if type(data) == "string" then
+    room = #data
+  elseif type(data) ~= "cdata" then
+    caller.raise("%s: the values are a %s, not a C array", what, type(data))
+  else
+    local id = tonumber(ffi.typeof(data))
+    if is_array[id] == nil then is_array[id] = tostring(ffi.typeof(data)):find "%[[%d?]*%]>$" ~= nil end
+    room = is_array[id] and ffi.sizeof(data) or data ~= nil and math.huge or 0
+  end
+  if room < bytes then caller.raise("%s: the array has %d bytes, not %d", what, room, bytes) end
+end
+
+local function bytes_of(self)
+  return tonumber(self.raw_numel * C.pk_dtype_size(self.dtype))
+end
+
+local function refuse_other(self, name)
+  if not is_tensor(self) then
+    caller.raise("%s: called on a %s, not on a tensor; methods are called with a colon, t:%s(...)", name, type(self), name)
+  end
+end
+
 --- Copies numel elements of the tensor's dtype from a C array (dense, row by row).
 -- bytes, if given, must be the tensor's size.
 function methods:write(data, bytes)
-  check_ok(C.pk_tensor_write(self, data, bytes or self.numel * C.pk_dtype_size(self.dtype)))
+  local size = bytes_of(self)
+  check_array("write", data, bytes or size)
+  check_ok(C.pk_tensor_write(self, data, bytes or size))
   return self
 end
 
 --- Copies the elements into data, a C array that holds bytes, or into a new one. Returns the array.
 -- It may hold NaNs that Lua cannot take as numbers; t:read_numbers() has plain ones.
 function methods:read(data, bytes)
-  local size = self.numel * C.pk_dtype_size(self.dtype)
-  data = data or array_types[self.dtype](math.max(tonumber(self.numel), 1))
+  local size = bytes_of(self)
+  data = data or array_types[self.dtype](math.max(self.numel, 1))
+  check_array("read", data, bytes or size)
   check_ok(C.pk_tensor_read(self, data, bytes or size))
   return data
 end
 
 --- Writes count doubles from a C array, rounded once to the tensor's dtype.
 function methods:write_numbers(values, count)
-  local numel = tonumber(self.numel)
+  local numel = self.numel
   if count and count ~= numel then
-    caller.raise("writing %d values to a tensor of %d elements", count, numel)
+    caller.raise("writing %s values to a tensor of %d elements", tostring(count), numel)
   end
+  check_array("write_numbers", values, 8 * numel)
   check_ok(C.pk_tensor_write_numbers(self, values))
   return self
 end
 
 --- The elements as doubles in a new C array, whatever the dtype; and their number.
 function methods:read_numbers()
-  local numel = tonumber(self.numel)
+  local numel = self.numel
   local values = array_types[F64](math.max(numel, 1))
   check_ok(C.pk_tensor_read_numbers(self, values))
   return values, numel
@@ -220,7 +252,9 @@ function tensor.read_all(tensors, arrays)
   local pointers, places = ffi.new("const pk_tensor *[?]", #tensors), ffi.new("double *[?]", #tensors)
   arrays = arrays or {}
   for i, one in ipairs(tensors) do
-    arrays[i] = arrays[i] or array_types[F64](math.max(tonumber(one.numel), 1))
+    if not is_tensor(one) then caller.raise("read_all: entry %d is a %s, not a tensor", i, type(one)) end
+    arrays[i] = arrays[i] or array_types[F64](math.max(one.numel, 1))
+    check_array("read_all", arrays[i], 8 * one.numel)
     pointers[i - 1], places[i - 1] = one, arrays[i]
   end
   check_ok(C.pk_tensors_read_numbers(pointers, #tensors, places))
@@ -230,6 +264,8 @@ end
 --- Fills every entry of dimension 0 with the same normal values: those of the stream named by (seed, name),
 -- the same bits on every machine.
 function methods:seed_normal(seed, name, mean, deviation)
+  refuse_other(self, "seed_normal")
+  if type(name) ~= "string" then caller.raise("seed_normal: the stream's name is a %s, not a string", type(name)) end
   check_ok(C.pk_tensor_seed_normal(self, seed, name, mean, deviation))
   return self
 end
@@ -249,7 +285,7 @@ end
 --- The value of a tensor with one element.
 function methods:item()
   if self.numel ~= 1 then
-    caller.raise("item: the tensor has %d elements, not one", tonumber(self.numel))
+    caller.raise("item: the tensor has %d elements, not one", self.numel)
   end
   return self:read_numbers()[0]
 end
@@ -257,6 +293,7 @@ end
 --- What the values are like: a table with count, finite (how many are neither infinite nor NaN) and, of the
 -- finite ones, minimum, maximum, mean and deviation (divided by their number); nil for these if there are none.
 function methods:statistics()
+  refuse_other(self, "statistics")
   local read = ffi.new("pk_statistics")
   check_ok(C.pk_tensor_statistics(self, read))
   local statistics = {count = tonumber(read.count), finite = tonumber(read.finite)}
@@ -269,16 +306,16 @@ end
 
 --- The extent of dimension d, from 0.
 function methods:size(d)
-  if type(d) ~= "number" or d < 0 or d >= self.rank then
+  if type(d) ~= "number" or d % 1 ~= 0 or d < 0 or d >= self.rank then
     caller.raise("size: dimension %s of a tensor of rank %d", tostring(d), self.rank)
   end
-  return tonumber(self.shape[d])
+  return tonumber(self.raw_shape[d])
 end
 
 --- The shape as a Lua table.
 function methods:sizes()
   local sizes = {}
-  for d = 0, self.rank - 1 do sizes[d + 1] = tonumber(self.shape[d]) end
+  for d = 0, self.rank - 1 do sizes[d + 1] = tonumber(self.raw_shape[d]) end
   return sizes
 end
 
@@ -296,6 +333,11 @@ end
 
 local function view(self, shape, stride, offset)
   local rank = put_shape(shape)
+  for name, value in pairs {stride = stride, offset = offset} do
+    if type(value) ~= "number" or value % 1 ~= 0 or math.abs(value) >= 2 ^ 53 then
+      caller.raise("view: %s is %s, not a whole number", name, tostring(value))
+    end
+  end
   check_ok(C.pk_tensor_view(self, pointer, rank, shape_buffer, stride, offset))
   return take()
 end
@@ -309,6 +351,7 @@ end
 --- A view of the same memory: shape, stride (elements from one entry of dimension 0 to the next;
 -- default dense) and offset (elements from this tensor's first). Edits are seen by both.
 function methods:view(options)
+  if type(options) ~= "table" then caller.raise("view: a %s, not a table with shape, stride or offset", type(options)) end
   refuse_tracked(self, "a view")
   local shape = options.shape or self:sizes()
   return view(self, shape, options.stride or inner_of(shape), options.offset or 0)
@@ -321,7 +364,7 @@ end
 
 -- Entry i (from 1) along dimension 0: a view, or operations where a gradient is taken.
 local function entry(self, i)
-  local count = self.rank > 0 and tonumber(self.shape[0]) or 0
+  local count = self.rank > 0 and self:size(0) or 0
   if i % 1 ~= 0 or i < 1 or i > count then
     caller.raise("index %s of a tensor with %d entries along dimension 0", tostring(i), count)
   end
@@ -336,6 +379,7 @@ end
 --- Gives the memory back now (a view gives back its share). Twice is harmless; any other use of the
 -- tensor is an error from then on.
 function methods:free()
+  refuse_other(self, "free")
   C.pk_tensor_release(self)
 end
 
@@ -396,12 +440,35 @@ metatable.__eq = rawequal
 
 function metatable.__len(self)
   if self.rank == 0 then caller.raise("# of a tensor of rank 0") end
-  return tonumber(self.shape[0])
+  return self:size(0)
+end
+
+-- What a tensor has besides methods, rank and dtype.
+local fields = {}
+
+function fields.numel(self)
+  return tonumber(self.raw_numel)
+end
+
+function fields.stride(self)
+  return tonumber(self.raw_stride)
+end
+
+function fields.offset(self)
+  return tonumber(self.raw_offset)
+end
+
+function fields.shape(self)
+  local shape = {}
+  for d = 0, self.rank - 1 do shape[d] = tonumber(self.raw_shape[d]) end
+  return shape
 end
 
 function metatable.__index(self, key)
   local method = methods[key]
   if method then return method end
+  local field = fields[key]
+  if field then return field(self) end
   if type(key) == "number" then return entry(self, key) end
   caller.raise("a tensor has no field or method '%s'", tostring(key))
 end
@@ -453,7 +520,9 @@ end
 
 function metatable.__tostring(self)
   local head = tensor.heading(self)
-  return self.storage == nil and head or head .. "\n" .. tensor.corner(self)
+  if self.storage == nil then return head end
+  local good, text = pcall(tensor.corner, self)
+  return head .. "\n" .. (good and text or "(" .. text:gsub("^.-:%d+: ", "") .. ")")
 end
 
 ffi.metatype(Tensor, metatable)

@@ -161,7 +161,7 @@ local function fill_from_files(self, model)
     end
     fill(one, other.file, "")
     other:close()
-    one:free_views()
+    one:free()
   end
 end
 
