@@ -83,5 +83,6 @@ end
 if result.train.skipped + result.validation.skipped > 0 then
   print(("%s/skipped.txt names the bad documents that were skipped"):format(output))
 end
+for _, remark in ipairs(pack.files.remarks()) do print("note: " .. remark) end
 print(("%s: done in %s, %s tok/s, %.2f MB/s"):format(output, progress.duration(result.seconds), count(result.tokens_per_second),
   (result.train.text_bytes + result.validation.text_bytes) / 1e6 / result.seconds))

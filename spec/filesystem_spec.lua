@@ -28,6 +28,11 @@ int fsync(int fd) {
   return errno ? -1 : ((int (*)(int))dlsym(RTLD_NEXT, "fsync"))(fd);
 }
 
+int chmod(const char *path, mode_t mode) {
+  errno = wanted("SHIM_CHMOD");
+  return errno ? -1 : ((int (*)(const char *, mode_t))dlsym(RTLD_NEXT, "chmod"))(path, mode);
+}
+
 int statvfs(const char *path, struct statvfs *disk) {
   int result = ((int (*)(const char *, struct statvfs *))dlsym(RTLD_NEXT, "statvfs"))(path, disk);
   if (wanted("SHIM_BLOCKS") == 1) disk->f_blocks = disk->f_bfree = disk->f_bavail = 0;
@@ -93,6 +98,43 @@ describe("Training on a file system", function()
   it("that cannot sync files saves and says so", function()
     if not library then return pending("no C compiler, or no library can be put before the system's") end
     goes_on("SHIM_FSYNC_FILE=" .. ENOSYS, "this file system cannot bring what is written to disk")
+  end)
+
+  it("that lacks such things goes on with a cache prepared there", function()
+    if not library then return pending("no C compiler") end
+    local EPERM = 1
+    for number, case in ipairs {
+      {"SHIM_FLOCK=" .. ENOLCK, "has no locks"}, {"SHIM_FLOCK=" .. ENOTSUPP, "has no locks"},
+      {"SHIM_FSYNC_FOLDER=" .. EOPNOTSUPP, "cannot bring what is written to disk"},
+      {"SHIM_CHMOD=" .. EPERM, "refuses to change permissions"},
+    } do
+      local cache = ("%s/cache%d"):format(folder, number)
+      local code, out, err = support.run(("LD_PRELOAD=%s %s packlua recipes/prepare.lua --tokenizer bytes --train %s/text.txt "
+        .. "--output %s"):format(library, case[1], folder, cache))
+      assert.equal(0, code, err)
+      assert.is_truthy(out:find("note: .*" .. case[2]), out)
+      assert.is_truthy(files.exists(cache .. "/manifest.json"))
+    end
+  end)
+
+  it("that has no locks keeps a folder that another preparation may be writing", function()
+    if not library then return pending("no C compiler") end
+    local cache = folder .. "/cache-shared"
+    local function prepare(note)
+      os.execute("mkdir -p " .. cache .. ".partial")
+      support.write(cache .. ".partial/.packlua-preparing", note)
+      return support.run(("LD_PRELOAD=%s SHIM_FLOCK=%d packlua recipes/prepare.lua --tokenizer bytes --train %s/text.txt "
+        .. "--output %s"):format(library, ENOSYS, folder, cache))
+    end
+    local code, _, err = prepare("process 1 on elsewhere\n")
+    assert.equal(1, code)
+    assert.is_truthy(err:find("process 1 on elsewhere may be writing it", 1, true), err)
+    local name = support.read("/proc/sys/kernel/hostname")
+    code, _, err = prepare("process 1 on " .. name)
+    assert.equal(1, code)
+    assert.is_truthy(err:find("may be writing it", 1, true), err)
+    code, _, err = prepare("process 999999999 on " .. name) -- more than any process has
+    assert.equal(0, code, err)
   end)
 
   it("that fails to sync is told apart", function()

@@ -531,7 +531,7 @@ pk_status pk_prepare_finish(pk_prepare *p) {
   join(p);
   if (p->status)
     return pk_fail(p->status, "%s", p->message ? p->message : "no memory for a message");
-  if (!p->folder.partial) return pk_fail(PK_INVALID, "the preparation has been finished before");
+  if (!p->folder.made) return pk_fail(PK_INVALID, "the preparation has been finished before");
   if (p->stop) return pk_fail(PK_INVALID, "the preparation was stopped");
   pk_status status =
       pk_manifest_write(p->folder.partial, &p->options, p->tokenizer, &p->progress, p->shards);

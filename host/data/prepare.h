@@ -85,11 +85,13 @@ void pk_shards_name(const pk_shards *shards, int64_t index, char *name, size_t s
 typedef struct pk_cache_folder {
   char *output;
   char *partial;
-  int lock; /* -1: none */
+  bool made; /* partial is there, and ours */
+  int lock;  /* -1: none */
 } pk_cache_folder;
 
-/* Locks, refuses an output that is there, and makes an empty partial folder; one that an
- * interrupted preparation left is removed. */
+/* Locks, refuses an output that is there, and makes an empty partial folder, which has a mark until
+ * it is published. One that a killed preparation left is removed; anything else in its place is
+ * refused. */
 pk_status pk_cache_folder_begin(pk_cache_folder *folder, const char *output);
 
 /* Makes the files read-only and gives the folder its name. */

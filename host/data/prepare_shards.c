@@ -84,7 +84,7 @@ static pk_status compress(pk_shards *shards, const void *data, int64_t bytes,
 
 static pk_status close_shard(pk_shards *shards) {
   pk_status status = shards->level ? compress(shards, NULL, 0, ZSTD_e_end) : PK_OK;
-  if (!status && fsync(shards->fd) != 0) status = pk_fail_io(shards->path, "be written");
+  if (!status) status = pk_descriptor_sync(shards->fd, shards->path);
   if (close(shards->fd) != 0 && !status) status = pk_fail_io(shards->path, "be written");
   shards->fd = -1;
   pk_sha256_end(&shards->stored_hash, shards->list[shards->count - 1].sha256);

@@ -22,12 +22,13 @@ bool pk_lacks(int reason) {
 
 /* --- remarks --- */
 
-enum kind { NO_SYNC, NO_PERMISSIONS, NO_ROOM, KINDS };
+enum kind { NO_SYNC, NO_PERMISSIONS, NO_ROOM, NO_LOCKS, KINDS };
 
 static const char *const consequences[KINDS] = {
     "a file that was written just before the machine failed may be missing",
     "what is finished is not write-protected",
-    "whether what is to be written fits is not known beforehand"};
+    "whether what is to be written fits is not known beforehand",
+    "nothing keeps a second process from writing the same"};
 
 static struct {
   pthread_mutex_t mutex;
@@ -86,6 +87,10 @@ pk_status pk_file_protect(const char *path) {
   }
   note(NO_PERMISSIONS, path, "refuses to change permissions", errno);
   return PK_OK;
+}
+
+void pk_remark_unlocked(const char *path) {
+  note(NO_LOCKS, path, "has no locks", 0);
 }
 
 char *pk_folder_of(const char *path) {

@@ -50,6 +50,9 @@ pk_status pk_folder_sync(const char *folder);
 /* Makes a file read-only; where that is refused, a remark. */
 pk_status pk_file_protect(const char *path);
 
+/* Leaves a remark that path could not be locked. */
+void pk_remark_unlocked(const char *path);
+
 /* The folder that holds path, whatever slashes it ends with; the caller frees it. NULL: no memory.
  */
 char *pk_folder_of(const char *path);
