@@ -417,7 +417,7 @@ void pk_random_permutation(uint64_t seed, const char *name, int64_t count, int64
 /* --- files --------------------------------------------------------------------------------- */
 
 /* Reads a whole file of at most limit bytes. *data ends with a NUL that *bytes does not count. Free
- * it with pk_bytes_free. Errors: missing, a directory, larger than limit, unreadable. */
+ * it with pk_bytes_free. Errors: missing, not a regular file, larger than limit, unreadable. */
 pk_status pk_file_read(const char *path, char **data, int64_t *bytes, int64_t limit);
 void pk_bytes_free(char *data);
 
@@ -427,6 +427,25 @@ pk_status pk_file_write(const char *path, const void *data, int64_t bytes);
 
 /* Appends to path, creating it. */
 pk_status pk_file_append(const char *path, const void *data, int64_t bytes);
+
+/* A file that grows, created if there is none; a link is not followed. *file is what to append to,
+ * and to close; closing none, -1, is harmless. path is for messages. */
+pk_status pk_append_open(const char *path, int *file);
+pk_status pk_append(int file, const char *path, const void *data, int64_t bytes);
+pk_status pk_append_close(int file, const char *path);
+
+/* How many whole lines there are at the beginning of a file, at most `lines`, and how many bytes
+ * those have; reads no further. */
+pk_status pk_file_lines(const char *path, int64_t lines, int64_t *found, int64_t *bytes);
+
+/* Cuts a file to its first bytes; a link is not followed. */
+pk_status pk_file_cut(const char *path, int64_t bytes);
+
+/* Writes the first bytes of path as a new file, whole or not at all. */
+pk_status pk_file_copy(const char *path, int64_t bytes, const char *to);
+
+/* Whether there is a symbolic link at path, wherever it leads. */
+int pk_path_is_link(const char *path);
 
 /* 'f' file, 'd' directory, 'o' another kind, 0 nothing there. */
 int pk_path_kind(const char *path);

@@ -93,6 +93,63 @@ describe("Files", function()
     assert.is_truthy(native.message():find("/dev/full: is not a regular file: it is a device", 1, true))
   end)
 
+  -- Fails unless fn, which must not wait, refuses the path with this reason.
+  local function refused(reason, fn, path, ...)
+    local good, message = pcall(fn, path, ...)
+    local text = good and native.message() or tostring(message)
+    assert.is_truthy(text:find(path .. ": is not a regular file: it is " .. reason, 1, true), text)
+  end
+
+  it("are regular files: pipes and devices are neither read, nor grown, nor locked, nor waited for", function()
+    assert.equal(0, os.execute("mkfifo " .. folder .. "/pipe"))
+    for path, kind in pairs {[folder .. "/pipe"] = "a pipe", ["/dev/zero"] = "a device"} do
+      for _, name in ipairs {"read", "append", "appending", "lock", "cut", "lines"} do
+        refused(kind, files[name], path, name == "append" and "x" or 1)
+      end
+      refused(kind, files.copy, path, 1, folder .. "/copy")
+      assert.is_nil((files.open(path)))
+      assert.is_nil(files.tail(path, 10))
+    end
+    assert.same({"pipe"}, files.list(folder))
+  end)
+
+  it("that grow for long, locks and what is cut are reached through no link", function()
+    files.write(folder .. "/own", "mine\n")
+    for _, target in ipairs {"own", "none"} do
+      os.execute(("ln -sfn %s %s/link"):format(target, folder))
+      for _, name in ipairs {"appending", "lock", "cut"} do refused("a link", files[name], folder .. "/link", 0) end
+    end
+    assert.equal("mine\n", files.read(folder .. "/own"))
+    assert.is_true(files.is_link(folder .. "/link"))
+    assert.is_false(files.is_link(folder .. "/own"))
+    assert.same({"link", "own"}, files.list(folder))
+  end)
+
+  it("are cut and copied by lines, however large they are", function()
+    files.write(folder .. "/f", "one\n\nthree " .. ("x"):rep(2 ^ 21) .. "\nhalf")
+    local size = 4 + 1 + 6 + 2 ^ 21 + 1
+    for most, expected in pairs {[0] = {0, 0}, [1] = {1, 4}, [2] = {2, 5}, [3] = {3, size}, [9] = {3, size}} do
+      assert.same(expected, {files.lines(folder .. "/f", most)})
+    end
+    files.copy(folder .. "/f", size, folder .. "/g")
+    assert.equal(files.read(folder .. "/f"):sub(1, size), files.read(folder .. "/g"))
+    assert.is_false((pcall(files.copy, folder .. "/f", size + 5, folder .. "/h")))
+    assert.is_nil(files.kind(folder .. "/h"))
+    files.cut(folder .. "/f", 5)
+    assert.equal("one\n\n", files.read(folder .. "/f"))
+    local found, message = files.lines(folder .. "/none", 1)
+    assert.is_nil(found)
+    assert.is_truthy(message:find("No such file", 1, true))
+  end)
+
+  it("that are damaged are set aside under names of their own", function()
+    for i, name in ipairs {"f.damaged", "f.damaged-2", "f.damaged-3"} do
+      files.write(folder .. "/f", tostring(i))
+      assert.equal(folder .. "/" .. name, files.set_aside(folder .. "/f"))
+    end
+    assert.equal("1", files.read(folder .. "/f.damaged"))
+  end)
+
   it("have kinds", function()
     files.write(folder .. "/f", "")
     assert.equal("file", files.kind(folder .. "/f"))

@@ -61,9 +61,16 @@ static const char *kind_of(mode_t mode) {
 }
 
 pk_status pk_file_open(const char *path, int flags, int *fd) {
+  struct stat about;
+  *fd = -1;
+  /* Looked at beforehand, as opening a device may do something, and afterwards, as another thing
+   * may be there by then. */
+  if (((flags & O_NOFOLLOW) ? lstat(path, &about) : stat(path, &about)) == 0 &&
+      !S_ISREG(about.st_mode)) {
+    return pk_fail(PK_INVALID, "%s: is not a regular file: it is %s", path, kind_of(about.st_mode));
+  }
   /* Not to block: a pipe would wait for its other end. */
   *fd = open(path, flags | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0666);
-  struct stat about;
   if (*fd < 0) {
     int reason = errno;
     if (lstat(path, &about) == 0 &&
@@ -135,6 +142,11 @@ int pk_path_kind(const char *path) {
   struct stat about;
   if (stat(path, &about) != 0) return 0;
   return S_ISREG(about.st_mode) ? 'f' : S_ISDIR(about.st_mode) ? 'd' : 'o';
+}
+
+int pk_path_is_link(const char *path) {
+  struct stat about;
+  return lstat(path, &about) == 0 && S_ISLNK(about.st_mode);
 }
 
 int64_t pk_file_size(const char *path) {

@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "core/core.h"
+#include "io/output.h"
 
 extern char **environ;
 
@@ -91,9 +91,7 @@ static void become_program(const child_plan *plan) {
 static pk_status open_output(const char *path, int *output) {
   *output = -1;
   if (!path) return PK_OK;
-  *output = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-  if (*output < 0) return pk_fail(PK_IO, "%s: %s", path, strerror(errno));
-  return PK_OK;
+  return pk_file_open(path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW, output);
 }
 
 /* Forks, and waits until the program runs or could not be started. */

@@ -35,9 +35,16 @@ function files.read(path, limit)
   return take(data, bytes[0])
 end
 
+--- Opens a regular file for reading by Lua (see io.open); nil and the message if there is none. What is no regular
+-- file is not waited for.
+function files.open(path)
+  if C.pk_path_kind(checked(path)) ~= ("f"):byte() then return nil, path .. ": there is no such file" end
+  return io.open(path, "rb")
+end
+
 --- The last `bytes` of a file that others may be writing to, or all of a shorter one; nil if it cannot be read.
 function files.tail(path, bytes)
-  local file = io.open(checked(path), "rb")
+  local file = files.open(path)
   if not file then return nil end
   local size = file:seek("end") or 0
   file:seek("set", math.max(0, size - bytes))
@@ -54,6 +61,70 @@ end
 --- Appends to a file, which is created if there is none.
 function files.append(path, text)
   check(C.pk_file_append(checked(path), text, #text))
+end
+
+local Appending = {}
+Appending.__index = Appending
+
+--- Opens a file for appending, made if there is none; a link is not followed. Returns an object with write(text), after
+-- which the system has the text, and close().
+function files.appending(path)
+  local cell = ffi.new("int[1]", -1)
+  check(C.pk_append_open(checked(path), cell))
+  return setmetatable({path = path, cell = ffi.gc(cell, function(held) C.pk_append_close(held[0], "") end)}, Appending)
+end
+
+-- Appends a text.
+function Appending:write(text)
+  check(C.pk_append(self.cell[0], self.path, text, #text))
+end
+
+-- Closes the file; twice is harmless.
+function Appending:close()
+  local fd = self.cell[0]
+  self.cell[0] = -1
+  check(C.pk_append_close(fd, self.path))
+end
+
+--- The whole lines at the beginning of a file of any size, at most so many: how many there are, and their bytes. nil
+-- and the message if it cannot be read.
+function files.lines(path, most)
+  local found, bytes = ffi.new("int64_t[1]"), ffi.new("int64_t[1]")
+  if C.pk_file_lines(checked(path), most, found, bytes) ~= C.PK_OK then return nil, native.message() end
+  return tonumber(found[0]), tonumber(bytes[0])
+end
+
+--- Cuts a file to its first bytes; a link is not followed.
+function files.cut(path, bytes)
+  check(C.pk_file_cut(checked(path), bytes))
+end
+
+--- Copies the first bytes of a file, atomically (see files.write).
+function files.copy(path, bytes, to)
+  check(C.pk_file_copy(checked(path), bytes, checked(to)))
+end
+
+--- Whether there is a symbolic link at the path itself, wherever it leads.
+function files.is_link(path)
+  return C.pk_path_is_link(checked(path)) ~= 0
+end
+
+--- A name that nothing has yet: the path with an ending, numbered if need be.
+function files.free_name(path, ending)
+  local name, i = path .. ending, 1
+  while files.exists(name) or files.is_link(name) do
+    i = i + 1
+    name = ("%s%s-%d"):format(path, ending, i)
+  end
+  return name
+end
+
+--- Renames a damaged file so that it is in nobody's way: returns its new name, NAME.damaged.
+function files.set_aside(path)
+  local name = files.free_name(path, ".damaged")
+  local good, message = os.rename(path, name)
+  if not good then caller.raise("%s", message) end
+  return name
 end
 
 --- "file", "directory", "other", or nil if there is nothing at the path.

@@ -45,8 +45,10 @@ end
 
 -- Takes the lines of metrics.jsonl apart, one at a time, as the file may be large.
 local function read_metrics(self)
-  local file = io.open(files.join(self.folder, "metrics.jsonl"), "rb")
-  if not file then return end
+  local path = files.join(self.folder, "metrics.jsonl")
+  if not files.exists(path) then return end
+  local file, message = files.open(path)
+  if not file then return table.insert(self.remarks, message) end
   local unreadable = 0
   for line in file:lines() do
     local row = json.decode(line)

@@ -145,20 +145,10 @@ end
 
 -- Writing ----------------------------------------------------------------------------------------
 
-local function open_appending(path)
-  local file, message = io.open(path, "ab")
-  if not file then caller.raise("%s", message) end
-  return file
+-- Appends a line, which the system has when this returns.
+local function append(file, line)
+  file:write(line .. "\n")
 end
-
--- Appends a line, which the system has when this returns. Never compiled: compiled code that sees a flush
--- fail goes back to the interpreter, which flushes again, then without an error.
-local function append(self, file, name, line)
-  local good, message = file:write(line, "\n")
-  if good then good, message = file:flush() end
-  if not good then caller.raise("%s cannot be written: %s", self:path(name), message) end
-end
-jit.off(append)
 
 -- Logs what a file system turned out to lack.
 local function log_remarks(self)
@@ -183,8 +173,8 @@ local function open(folder, held, options, lines, step)
     folder = folder, recipe = options.recipe, config = options.config, held = held, lines = lines,
     began = C.pk_clock(), print_line = print, rows = json.rows(), remarks = 0,
   }, Run)
-  self.log_file = open_appending(self:path("run.log"))
-  self.metrics_file = open_appending(self:path("metrics.jsonl"))
+  self.log_file = files.appending(self:path("run.log"))
+  self.metrics_file = files.appending(self:path("metrics.jsonl"))
   if options.config and options.config.runtime.tensorboard then
     self.events = require("pack.tensorboard").create(folder, step)
   end
@@ -217,25 +207,48 @@ end
 
 -- Resuming ---------------------------------------------------------------------------------------
 
--- The first `count` lines of a file as text, and how many there are.
-local function first_lines(path, count)
-  local text, at, found = files.read(path) or "", 0, 0
-  while found < count do
-    local ending = text:find("\n", at + 1, true)
-    if not ending then break end
-    at, found = ending, found + 1
+-- What a run's own files are called, as patterns; node-NNN is a folder.
+local own_files = {"^run%.log$", "^run%.lock$", "^metrics%.jsonl$", "^resolved%.json$", "^environment%.json$", "^best%.json$",
+  "^result%.json$", "^epoch%-%d+%.", "^step%-%d+%.", "^events%.out%.tfevents%.", "%.tmp%-%d+%-%d+$"}
+local own_folder = "^node%-%d+$"
+
+local function is_own_file(name)
+  for _, pattern in ipairs(own_files) do
+    if name:find(pattern) then return true end
   end
-  return text:sub(1, at), found
+  return false
 end
 
--- Takes the folder of a run that is there, removing what a killed process left half written.
+-- Refuses a folder in which something else has the name of a run's own file or folder: a link could lead out of it, and
+-- a pipe would be waited for.
+local function check_own(folder)
+  local names, message = files.list(folder)
+  if not names then failure.usage("%s", message) end
+  for _, name in ipairs(names) do
+    local path = files.join(folder, name)
+    local wanted = name:find(own_folder) and "directory" or is_own_file(name) and "file"
+    local found = wanted and (files.is_link(path) and "symbolic link" or files.kind(path))
+    if found ~= wanted then
+      failure.usage("%s: is a %s where the run has a %s of its own; nothing is changed", path,
+        found == "other" and "pipe or device" or found, wanted)
+    end
+  end
+  return names
+end
+
+-- Takes the folder of a run that is there.
 local function claim_again(folder)
+  check_own(folder)
   local held, message = lock(folder)
   if held == nil then failure.usage("%s", message) end
-  for _, name in ipairs(files.list(folder) or {}) do
+  return held
+end
+
+-- Removes what a killed process left half written.
+local function remove_unfinished(folder)
+  for _, name in ipairs(check_own(folder)) do
     if name:find("%.tmp%-%d+%-%d+$") then os.remove(files.join(folder, name)) end
   end
-  return held
 end
 
 -- Refuses to go on from a state where the run is past it: what follows would mix with what is there. States
@@ -244,7 +257,7 @@ local function refuse_past(state, skipped)
   if files.exists(files.join(state.folder, "result.json")) then
     failure.usage("%s: the run is finished; --output DIR makes a branch", state.folder)
   end
-  for _, other in ipairs(skipped or {}) do os.rename(other.path, other.path .. ".damaged") end
+  for _, other in ipairs(skipped or {}) do files.set_aside(other.path) end
   for _, other in ipairs(require("pack.checkpoint").list(state.folder)) do
     if other.step > state.info.step then
       failure.usage("%s: %s is newer; continue from that, or make a branch with --output DIR", state.path, other.path)
@@ -252,12 +265,39 @@ local function refuse_past(state, skipped)
   end
 end
 
--- Adds where and how the run goes on to environment.json.
+-- What environment.json says, or nil and what is wrong with it; nil alone where there is none.
+local function read_environment(path)
+  if not files.exists(path) then return nil end
+  local text, message = files.read(path)
+  if not text then return nil, message end
+  local found
+  found, message = json.decode(text, path)
+  if type(found) ~= "table" or #found > 0 or type(found.resumed or {}) ~= "table" then
+    return nil, message or path .. ": does not say where the run ran"
+  end
+  return found
+end
+
+-- Adds where and how the run goes on to environment.json. One that cannot be read is set aside: returns what is to be
+-- said about it.
 local function note_environment(folder, options)
-  local first = json.decode(files.read(files.join(folder, "environment.json")) or "") or run.environment(options)
-  first.resumed = first.resumed or json.array()
+  local path = files.join(folder, "environment.json")
+  local first, problem = read_environment(path)
+  local remark = problem and ("%s; it is kept as %s"):format(problem, files.set_aside(path))
+  first = first or run.environment(options)
+  first.resumed = json.array(first.resumed or {})
   table.insert(first.resumed, run.environment(options))
   write_json(folder, "environment.json", first)
+  return remark
+end
+
+-- The lines of metrics.jsonl that were there when the state was taken, at most `wanted`: how many are still there,
+-- and their bytes. Usage error: the file is there and cannot be read.
+local function measure_metrics(path, wanted)
+  if not files.exists(path) then return 0, 0 end
+  local found, bytes = files.lines(path, wanted)
+  if not found then failure.usage("%s; without the file the run goes on with new lines alone", bytes) end
+  return found, bytes
 end
 
 local function set_best(self, best)
@@ -277,22 +317,25 @@ end
 function run.resume(options)
   local state = options.state
   local folder, branch = options.output or state.folder, options.output and options.output ~= state.folder
-  local held
+  local source, wanted = files.join(state.folder, "metrics.jsonl"), state.info.metrics_lines
+  local held, remark
+  local found, bytes = measure_metrics(source, wanted)
   if branch then
     held = claim_given(folder)[1]
+    if files.exists(source) then files.copy(source, bytes, files.join(folder, "metrics.jsonl")) end
     write_json(folder, "environment.json", run.environment(options))
   else
     held = claim_again(folder)
     refuse_past(state, options.skipped)
-    note_environment(folder, options)
+    remove_unfinished(folder)
+    remark = note_environment(folder, options)
+    if files.exists(source) then files.cut(source, bytes) end
   end
   write_config(folder, options.config)
-  local wanted = state.info.metrics_lines
-  local text, found = first_lines(files.join(state.folder, "metrics.jsonl"), wanted)
-  files.write(files.join(folder, "metrics.jsonl"), text)
   local self = open(folder, held, options, found, state.info.step)
   set_best(self, state.info.best)
   self:log("resumed: %s, after %d steps", state.path, state.info.step)
+  if remark then self:log("%s", remark) end
   if found < wanted then self:log("metrics.jsonl had only %d of its %d lines", found, wanted) end
   return self
 end
@@ -306,7 +349,7 @@ end
 function Run:note(text, ...)
   refuse_closed(self)
   local line = select("#", ...) > 0 and text:format(...) or text
-  append(self, self.log_file, "run.log", utc() .. " " .. line:gsub("\n", "\n  "))
+  append(self.log_file, utc() .. " " .. line:gsub("\n", "\n  "))
 end
 
 --- Prints a line (printf style) and writes it into run.log with the time.
@@ -334,7 +377,7 @@ end
 -- loss so far is kept in best.json.
 function Run:metrics(row)
   refuse_closed(self)
-  append(self, self.metrics_file, "metrics.jsonl", self.rows:encode(row))
+  append(self.metrics_file, self.rows:encode(row))
   self.lines = self.lines + 1
   if self.events then self.events:row(row) end
   note_best(self, row)

@@ -163,6 +163,7 @@ local function save_weights(self, epoch)
   local name = ("epoch-%03d.safetensors"):format(epoch)
   for i = 0, self.trainer.num_models - 1 do
     local folder = run:path(("node-%03d"):format(i))
+    if files.is_link(folder) then failure.raise(1, folder .. ": is a symbolic link, not a folder") end
     files.mkdir(folder)
     local one = model:worker(i)
     submit(self, files.join(folder, name), 0, weights_metadata(self, epoch, "worker", i), weights_of(one))

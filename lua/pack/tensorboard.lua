@@ -32,26 +32,21 @@ local function free_path(folder, time)
   return path
 end
 
--- Brings what was written to the system. Never compiled: compiled code loses the error of a flush that fails.
+-- Brings what was written to the system.
 local function flush(self)
-  local good, message = self.file:flush()
-  if not good then caller.raise("%s cannot be written: %s", self.path, message) end
-  self.flushed = C.pk_clock()
+  self.file:write(table.concat(self.pending))
+  self.pending, self.flushed = {}, C.pk_clock()
 end
-jit.off(flush)
 
 local function write(self, message)
-  local good, reason = self.file:write(tfevents.record(message))
-  if not good then caller.raise("%s cannot be written: %s", self.path, reason) end
+  self.pending[#self.pending + 1] = tfevents.record(message)
 end
 
 --- Starts an event file in the folder of a run, which goes on at `step` (0 when it begins).
 function tensorboard.create(folder, step)
   local time = C.pk_time()
-  local self = setmetatable({path = free_path(folder, time)}, Events)
-  local message
-  self.file, message = io.open(self.path, "wb")
-  if not self.file then caller.raise("%s", message) end
+  local self = setmetatable({path = free_path(folder, time), pending = {}}, Events)
+  self.file = files.appending(self.path)
   write(self, tfevents.version(time))
   write(self, tfevents.start(time, step))
   flush(self)
