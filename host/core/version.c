@@ -25,7 +25,10 @@ static pthread_once_t text_once = PTHREAD_ONCE_INIT;
 static void append(const char *name, const char *version) {
   size_t used = strlen(text);
   const char *digits = version + strcspn(version, "0123456789");
-  snprintf(text + used, sizeof text - used, "%s %s\n", name, *digits ? digits : version);
+  if (*digits) version = digits;
+  int length = (int)strlen(version);
+  while (length > 0 && version[length - 1] == ' ') length--;
+  snprintf(text + used, sizeof text - used, "%s %.*s\n", name, length, version);
 }
 
 static void write_text(void) {
@@ -43,7 +46,7 @@ static void write_text(void) {
   append("onednn", version);
 #endif
 #ifdef PK_HAVE_OPENBLAS
-  append("openblas", openblas_get_config());
+  append("openblas", OPENBLAS_VERSION); /* it is opened later, if at all */
 #endif
 }
 

@@ -109,7 +109,7 @@ static int64_t workspace_of(const pk_call *call, const attention_job *job) {
 static pk_status run(const pk_call *call, attention_job *job, pk_piece piece) {
   int64_t heads = job->q->shape[0] * job->sequences * job->heads;
   pk_parallel_for(pk_cpu_threads(call), heads, piece, job);
-  return PK_OK;
+  return pk_cpu_products_end();
 }
 
 int64_t PK_WORKSPACE_OF(attention)(const pk_call *call) {

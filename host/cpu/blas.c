@@ -2,21 +2,22 @@
  *
  * Both libraries have thread teams of their own. Each thread that comes here tells OpenMP once that
  * its team is itself alone, which oneDNN and OpenBLAS's OpenMP build go by, and OpenBLAS's other
- * builds are told for the whole process, so that the pool is the only parallelism. OpenBLAS sets
- * itself up during its first product, which therefore happens before any two threads can meet in
- * it. */
+ * builds are told for the whole process (cblas.c), so that the pool is the only parallelism.
+ *
+ * A product that fails, for want of memory, is noted and its kernel told at the end: pieces have no
+ * status of their own, and another library in its place would give other bits. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
-#include <limits.h>
 #include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
 
-#include "cpu/cpu.h"
+#include "cpu/products.h"
 
 #ifdef PK_HAVE_DNNL
 #include <dnnl.h>
-#endif
-#ifdef PK_HAVE_CBLAS
-#include <cblas.h>
+
+#include "cpu/guard.h"
 #endif
 
 #include "cpu/real_f32.h"
@@ -38,77 +39,71 @@ void pk_cpu_limit_library_threads(void) {
   if (found) set_threads(1);
 }
 
-#ifdef PK_HAVE_CBLAS
-static void start_cblas(void) {
-#ifdef PK_HAVE_OPENBLAS
-  openblas_set_num_threads(1);
-#endif
-  double one = 1, result;
-  cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, 1, 1, 1, 1, &one, 1, &one, 1, 0, &result,
-              1);
+static pthread_mutex_t failure_mutex = PTHREAD_MUTEX_INITIALIZER;
+static atomic_int failure;
+static char failure_text[1024];
+
+void pk_cpu_product_failed(pk_status status) {
+  pthread_mutex_lock(&failure_mutex);
+  if (failure == PK_OK) {
+    snprintf(failure_text, sizeof failure_text, "%s", pk_error_message());
+    atomic_store(&failure, (int)status);
+  }
+  pthread_mutex_unlock(&failure_mutex);
 }
 
-static void prepare_cblas(void) {
-  static pthread_once_t once = PTHREAD_ONCE_INIT;
+pk_status pk_cpu_products_end(void) {
+  if (atomic_load_explicit(&failure, memory_order_relaxed) == PK_OK) return PK_OK;
+  pthread_mutex_lock(&failure_mutex);
+  pk_status status = (pk_status)atomic_exchange(&failure, PK_OK);
+  if (status != PK_OK) pk_fail(status, "%s", failure_text);
+  pthread_mutex_unlock(&failure_mutex);
+  return status;
+}
+
+#ifdef PK_HAVE_DNNL
+typedef struct dnnl_product {
+  const pk_gemm *shape;
+  float alpha, beta;
+  const float *a, *b;
+  float *c;
+  dnnl_status_t status;
+} dnnl_product;
+
+static void multiply(void *argument) {
+  dnnl_product *p = argument;
+  const pk_gemm *s = p->shape;
+  p->status = dnnl_sgemm(s->transpose_a ? 'T' : 'N', s->transpose_b ? 'T' : 'N', s->m, s->p, s->k,
+                         p->alpha, p->a, s->lda, p->b, s->ldb, p->beta, p->c, s->ldc);
+}
+
+/* As pk_cblas_f32, by oneDNN. */
+static bool library_f32(const pk_gemm *shape, float alpha, const float *a, const float *b,
+                        float beta, float *c) {
+  dnnl_product product = {shape, alpha, beta, a, b, c, dnnl_success};
+  char problem[PK_GUARD_TEXT] = "the system refused memory";
   pk_cpu_limit_library_threads();
-  pthread_once(&once, start_cblas);
-}
-
-static CBLAS_TRANSPOSE transpose_of(bool transpose) {
-  return transpose ? CblasTrans : CblasNoTrans;
-}
-
-/* CBLAS counts in int. */
-static bool fits_cblas(int64_t m, int64_t p, int64_t k, int64_t lda, int64_t ldb, int64_t ldc) {
-  return m <= INT_MAX && p <= INT_MAX && k <= INT_MAX && lda <= INT_MAX && ldb <= INT_MAX &&
-         ldc <= INT_MAX;
-}
-#endif
-
-/* Each multiplies by a library and returns true, or leaves C as it is and returns false. */
-static bool library_f32(bool transpose_a, bool transpose_b, int64_t m, int64_t p, int64_t k,
-                        float alpha, const float *a, int64_t lda, const float *b, int64_t ldb,
-                        float beta, float *c, int64_t ldc) {
-#if defined(PK_HAVE_DNNL)
-  pk_cpu_limit_library_threads();
-  return dnnl_sgemm(transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', m, p, k, alpha, a, lda, b,
-                    ldb, beta, c, ldc) == dnnl_success;
-#elif defined(PK_HAVE_CBLAS)
-  if (!fits_cblas(m, p, k, lda, ldb, ldc)) return false;
-  prepare_cblas();
-  cblas_sgemm(CblasRowMajor, transpose_of(transpose_a), transpose_of(transpose_b), (int)m, (int)p,
-              (int)k, alpha, a, (int)lda, b, (int)ldb, beta, c, (int)ldc);
+  bool returned = pk_cpu_has_room(PK_DNNL_MIB) && pk_cpu_guard(multiply, &product, problem);
+  if (returned && product.status != dnnl_out_of_memory) return product.status == dnnl_success;
+  pk_cpu_product_failed(pk_fail(PK_NO_MEMORY, "a product [%lld, %lld] x [%lld, %lld] by oneDNN: %s",
+                                (long long)shape->m, (long long)shape->k, (long long)shape->k,
+                                (long long)shape->p, problem));
   return true;
-#else
-  (void)transpose_a, (void)transpose_b, (void)m, (void)p, (void)k, (void)alpha, (void)a, (void)lda;
-  (void)b, (void)ldb, (void)beta, (void)c, (void)ldc;
-  return false;
-#endif
 }
-
-static bool library_f64(bool transpose_a, bool transpose_b, int64_t m, int64_t p, int64_t k,
-                        double alpha, const double *a, int64_t lda, const double *b, int64_t ldb,
-                        double beta, double *c, int64_t ldc) {
-#if defined(PK_HAVE_CBLAS)
-  if (!fits_cblas(m, p, k, lda, ldb, ldc)) return false;
-  prepare_cblas();
-  cblas_dgemm(CblasRowMajor, transpose_of(transpose_a), transpose_of(transpose_b), (int)m, (int)p,
-              (int)k, alpha, a, (int)lda, b, (int)ldb, beta, c, (int)ldc);
-  return true;
 #else
-  (void)transpose_a, (void)transpose_b, (void)m, (void)p, (void)k, (void)alpha, (void)a, (void)lda;
-  (void)b, (void)ldb, (void)beta, (void)c, (void)ldc;
-  return false;
-#endif
+static bool library_f32(const pk_gemm *shape, float alpha, const float *a, const float *b,
+                        float beta, float *c) {
+  return pk_cblas_f32(shape, alpha, a, b, beta, c);
 }
+#endif
 
 void pk_cpu_gemm_f32(bool transpose_a, bool transpose_b, int64_t m, int64_t p, int64_t k,
                      float alpha, const float *a, int64_t lda, const float *b, int64_t ldb,
                      float beta, float *c, int64_t ldc) {
   if (m == 0 || p == 0) return;
+  const pk_gemm shape = {transpose_a, transpose_b, m, p, k, lda, ldb, ldc};
   /* Libraries leave out a product over no elements. */
-  if (k == 0 ||
-      !library_f32(transpose_a, transpose_b, m, p, k, alpha, a, lda, b, ldb, beta, c, ldc))
+  if (k == 0 || !library_f32(&shape, alpha, a, b, beta, c))
     plain_gemm_f32(transpose_a, transpose_b, m, p, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 
@@ -116,7 +111,7 @@ void pk_cpu_gemm_f64(bool transpose_a, bool transpose_b, int64_t m, int64_t p, i
                      double alpha, const double *a, int64_t lda, const double *b, int64_t ldb,
                      double beta, double *c, int64_t ldc) {
   if (m == 0 || p == 0) return;
-  if (k == 0 ||
-      !library_f64(transpose_a, transpose_b, m, p, k, alpha, a, lda, b, ldb, beta, c, ldc))
+  const pk_gemm shape = {transpose_a, transpose_b, m, p, k, lda, ldb, ldc};
+  if (k == 0 || !pk_cblas_f64(&shape, alpha, a, b, beta, c))
     plain_gemm_f64(transpose_a, transpose_b, m, p, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }

@@ -71,6 +71,10 @@ bool pk_cpu_uses_primitives(int dtype);
 /* Whether processor and library multiply bf16 faster than f32. */
 bool pk_cpu_has_bf16(void);
 
+/* At the end of each kernel that multiplies by the above: the failure of a product that was noted
+ * meanwhile, on any thread, or PK_OK. */
+pk_status pk_cpu_products_end(void);
+
 /* Once in each thread before it calls a library that could start a team of its own (cpu/blas.c). */
 void pk_cpu_limit_library_threads(void);
 

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "core/trace.h"
-#include "cpu/cpu.h"
+#include "cpu/products.h"
 
 /* From here on, blocks are mapped on their own, on 2 MiB pages where the kernel has them. */
 enum { LARGE_BYTES = 4 << 20 };
@@ -211,6 +211,7 @@ pk_status pk_cpu_device_create(pk_device **device, int64_t threads) {
     free(cpu);
     return status;
   }
+  pk_cblas_expect_threads(count);
   char processor[128];
   processor_name(processor, sizeof processor);
   snprintf(cpu->description, sizeof cpu->description, "%s, %lld thread%s, %s", processor,

@@ -154,7 +154,7 @@ pk_status PK_KERNEL(linear_cross_entropy)(const pk_call *call) {
   job.scratch = (char *)call->workspace + picked_bytes(&job);
   pk_parallel_for(pk_cpu_threads(call), job.x->shape[0] * job.blocks, forward_piece, &job);
   PK_KERNEL(sum_losses)(job.targets, job.lse, job.picked, call->outputs[0], call->outputs[1]);
-  return PK_OK;
+  return pk_cpu_products_end();
 }
 
 static void group_piece(void *argument, int64_t group, int thread) {
@@ -270,7 +270,7 @@ pk_status PK_KERNEL(linear_cross_entropy_grad)(const pk_call *call) {
   parts all = {.workspace = call->workspace};
   take_backward_parts(call, &job, &all);
   run_chunks(call, &job);
-  return PK_OK;
+  return pk_cpu_products_end();
 }
 
 static linear_job step_job(const pk_call *call) {
@@ -305,5 +305,5 @@ pk_status PK_KERNEL(linear_cross_entropy_step)(const pk_call *call) {
   take_step_parts(call, &job, &all);
   run_chunks(call, &job);
   PK_KERNEL(sum_losses)(job.targets, job.lse, job.picked, call->outputs[0], call->outputs[1]);
-  return PK_OK;
+  return pk_cpu_products_end();
 }

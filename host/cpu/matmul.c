@@ -177,5 +177,5 @@ pk_status PK_KERNEL(matmul)(const pk_call *call) {
   job.by_primitives = job.k > 0 && pk_cpu_uses_primitives(job.a->dtype);
   pk_parallel_for(pk_cpu_threads(call), job.batch * job.row_tiles * job.column_tiles, matmul_piece,
                   &job);
-  return PK_OK;
+  return pk_cpu_products_end();
 }

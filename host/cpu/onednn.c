@@ -15,7 +15,7 @@
 #include <sys/auxv.h>
 #endif
 
-#include "cpu/cpu.h"
+#include "cpu/products.h"
 
 #ifndef PK_HAVE_DNNL
 bool pk_cpu_has_bf16(void) {
@@ -33,6 +33,8 @@ bool pk_cpu_primitive_gemm(const pk_product *product, const void *a, const void 
 }
 #else
 #include <dnnl.h>
+
+#include "cpu/guard.h"
 
 enum { MOST_PRODUCTS = 128 }; /* that a thread keeps; a training step has some thirty */
 
@@ -124,32 +126,58 @@ static dnnl_status_t make_attributes(bool adds, dnnl_primitive_attr_t *attribute
   return status;
 }
 
-/* Makes a product's primitive and the objects that hold its operands; leaves primitive NULL where
- * that cannot be. */
-static void make_product(dnnl_engine_t engine, kept_product *kept) {
-  const pk_product *p = &kept->product;
+/* What the making of a product goes through. */
+typedef struct making {
+  dnnl_engine_t engine;
+  kept_product *kept;
   dnnl_memory_desc_t places[3];
-  dnnl_memory_t *operands[3] = {&kept->a, &kept->b, &kept->c};
-  dnnl_primitive_attr_t attributes = NULL;
-  dnnl_primitive_desc_t description = NULL;
-  int described = 0;
-  dnnl_status_t status = describe_matrix(&places[0], p->m, p->k, p->transpose_a, p->lda, p->dtype);
-  if (status == dnnl_success) described++;
+  int described;
+  dnnl_primitive_attr_t attributes;
+  dnnl_primitive_desc_t description;
+  dnnl_status_t status;
+} making;
+
+static void make(void *argument) {
+  making *m = argument;
+  const pk_product *p = &m->kept->product;
+  dnnl_memory_t *operands[3] = {&m->kept->a, &m->kept->b, &m->kept->c};
+  dnnl_status_t status =
+      describe_matrix(&m->places[0], p->m, p->k, p->transpose_a, p->lda, p->dtype);
+  if (status == dnnl_success) m->described++;
   if (status == dnnl_success)
-    status = describe_matrix(&places[1], p->k, p->p, p->transpose_b, p->ldb, p->dtype);
-  if (status == dnnl_success) described++;
+    status = describe_matrix(&m->places[1], p->k, p->p, p->transpose_b, p->ldb, p->dtype);
+  if (status == dnnl_success) m->described++;
   if (status == dnnl_success)
-    status = describe_matrix(&places[2], p->m, p->p, false, p->ldc, PK_F32);
-  if (status == dnnl_success) described++;
-  if (status == dnnl_success) status = make_attributes(p->adds, &attributes);
-  if (status == dnnl_success) status = choose(&description, engine, places, attributes);
+    status = describe_matrix(&m->places[2], p->m, p->p, false, p->ldc, PK_F32);
+  if (status == dnnl_success) m->described++;
+  if (status == dnnl_success) status = make_attributes(p->adds, &m->attributes);
+  if (status == dnnl_success) status = choose(&m->description, m->engine, m->places, m->attributes);
   for (int i = 0; i < 3 && status == dnnl_success; i++)
-    status = make_memory(operands[i], places[i], engine);
-  if (status == dnnl_success) status = dnnl_primitive_create(&kept->primitive, description);
-  if (status != dnnl_success) kept->primitive = NULL;
-  if (description) dnnl_primitive_desc_destroy(description);
-  if (attributes) dnnl_primitive_attr_destroy(attributes);
-  for (int i = 0; i < described; i++) forget(places[i]);
+    status = make_memory(operands[i], m->places[i], m->engine);
+  if (status == dnnl_success) status = dnnl_primitive_create(&m->kept->primitive, m->description);
+  m->status = status;
+}
+
+/* Notes that a product had no memory, for an exception or for what the library answered. */
+static void note_no_memory(const pk_product *p, const char *problem) {
+  pk_cpu_product_failed(pk_fail(PK_NO_MEMORY, "a product [%lld, %lld] x [%lld, %lld] by oneDNN: %s",
+                                (long long)p->m, (long long)p->k, (long long)p->k, (long long)p->p,
+                                problem));
+}
+
+/* Makes a product's primitive and the objects that hold its operands; leaves primitive NULL where
+ * the library has none. False, with the failure noted, if there is no memory. */
+static bool make_product(dnnl_engine_t engine, kept_product *kept) {
+  making m = {.engine = engine, .kept = kept};
+  char problem[PK_GUARD_TEXT] = "the system refused memory";
+  bool returned = pk_cpu_has_room(PK_DNNL_MIB) && pk_cpu_guard(make, &m, problem);
+  bool failed = !returned || m.status == dnnl_out_of_memory;
+  if (failed) note_no_memory(&kept->product, problem);
+  if (failed || m.status != dnnl_success) kept->primitive = NULL;
+  if (m.description) dnnl_primitive_desc_destroy(m.description);
+  if (m.attributes) dnnl_primitive_attr_destroy(m.attributes);
+  for (int i = 0; i < m.described; i++) forget(m.places[i]);
+  return !failed;
 }
 
 static void free_product(kept_product *kept) {
@@ -177,6 +205,12 @@ static void make_key(void) {
   has_key = pthread_key_create(&cache_key, free_cache) == 0;
 }
 
+static void start_cache(void *argument) {
+  product_cache *cache = argument;
+  if (dnnl_engine_create(&cache->engine, dnnl_cpu, 0) != dnnl_success) return;
+  dnnl_stream_create(&cache->stream, cache->engine, dnnl_stream_default_flags);
+}
+
 /* This thread's cache, made at its first call; NULL where that fails. */
 static product_cache *cache_of_thread(void) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -187,9 +221,8 @@ static product_cache *cache_of_thread(void) {
   pk_cpu_limit_library_threads();
   cache = calloc(1, sizeof *cache);
   if (!cache) return NULL;
-  if (dnnl_engine_create(&cache->engine, dnnl_cpu, 0) != dnnl_success ||
-      dnnl_stream_create(&cache->stream, cache->engine, dnnl_stream_default_flags) !=
-          dnnl_success ||
+  char problem[PK_GUARD_TEXT];
+  if (!pk_cpu_guard(start_cache, cache, problem) || !cache->stream ||
       pthread_setspecific(cache_key, cache) != 0) {
     free_cache(cache);
     return NULL;
@@ -203,7 +236,8 @@ static bool is_same(const pk_product *a, const pk_product *b) {
          a->transpose_b == b->transpose_b && a->adds == b->adds;
 }
 
-/* The product as this thread keeps it; made anew, in place of the oldest if there are many. */
+/* The product as this thread keeps it; made anew, in place of the oldest if there are many. NULL,
+ * with the failure noted, if there is no memory for it. */
 static kept_product *find_product(product_cache *cache, const pk_product *product) {
   for (int i = 0; i < cache->count; i++)
     if (is_same(&cache->products[i].product, product)) return &cache->products[i];
@@ -216,14 +250,33 @@ static kept_product *find_product(product_cache *cache, const pk_product *produc
     free_product(kept);
   }
   kept->product = *product;
-  make_product(cache->engine, kept);
-  return kept;
+  if (make_product(cache->engine, kept)) return kept;
+  free_product(kept); /* it is made at its next call, having no sizes until then */
+  return NULL;
+}
+
+typedef struct execution {
+  const product_cache *cache;
+  const kept_product *kept;
+  dnnl_status_t status;
+} execution;
+
+static void execute(void *argument) {
+  execution *e = argument;
+  const dnnl_exec_arg_t operands[] = {
+      {DNNL_ARG_SRC, e->kept->a}, {DNNL_ARG_WEIGHTS, e->kept->b}, {DNNL_ARG_DST, e->kept->c}};
+  e->status = dnnl_primitive_execute(e->kept->primitive, e->cache->stream, 3, operands);
+  if (e->status == dnnl_success) e->status = dnnl_stream_wait(e->cache->stream);
 }
 
 bool pk_cpu_primitive_gemm(const pk_product *product, const void *a, const void *b, float *c) {
   product_cache *cache = cache_of_thread();
-  if (!cache) return false;
+  if (!cache) {
+    note_no_memory(product, "it could not be started");
+    return true;
+  }
   kept_product *kept = find_product(cache, product);
+  if (!kept) return true;
   if (!kept->primitive) return false;
   /* The library takes what it only reads as void * too. */
   void *left, *right;
@@ -232,10 +285,12 @@ bool pk_cpu_primitive_gemm(const pk_product *product, const void *a, const void 
   dnnl_memory_set_data_handle(kept->a, left);
   dnnl_memory_set_data_handle(kept->b, right);
   dnnl_memory_set_data_handle(kept->c, c);
-  const dnnl_exec_arg_t operands[] = {
-      {DNNL_ARG_SRC, kept->a}, {DNNL_ARG_WEIGHTS, kept->b}, {DNNL_ARG_DST, kept->c}};
-  dnnl_status_t status = dnnl_primitive_execute(kept->primitive, cache->stream, 3, operands);
-  return status == dnnl_success && dnnl_stream_wait(cache->stream) == dnnl_success;
+  execution run = {cache, kept, dnnl_success};
+  char problem[PK_GUARD_TEXT] = "the system refused memory";
+  bool returned = pk_cpu_guard(execute, &run, problem);
+  if (returned && run.status != dnnl_out_of_memory) return run.status == dnnl_success;
+  note_no_memory(product, problem);
+  return true;
 }
 
 /* --- when they are used --- */
@@ -266,9 +321,10 @@ static bool processor_has_bf16(void) {
 
 /* Whether the library has a bf16 product that is not its reference code: it may have been built
  * without, or been told by ONEDNN_MAX_CPU_ISA to keep to an older processor. */
-static bool library_has_bf16(void) {
+static void look_at_library(void *argument) {
+  bool *fast = argument;
   dnnl_engine_t engine;
-  if (dnnl_engine_create(&engine, dnnl_cpu, 0) != dnnl_success) return false;
+  if (dnnl_engine_create(&engine, dnnl_cpu, 0) != dnnl_success) return;
   dnnl_memory_desc_t places[3];
   dnnl_primitive_desc_t description = NULL;
   const char *implementation = "ref";
@@ -279,16 +335,24 @@ static bool library_has_bf16(void) {
   }
   if (described == 3 && choose(&description, engine, places, NULL) == dnnl_success)
     dnnl_primitive_desc_query(description, dnnl_query_impl_info_str, 0, (void *)&implementation);
-  bool fast = strncmp(implementation, "ref", 3) != 0;
+  *fast = strncmp(implementation, "ref", 3) != 0;
   if (description) dnnl_primitive_desc_destroy(description);
   for (int i = 0; i < described; i++) forget(places[i]);
   dnnl_engine_destroy(engine);
+}
+
+static bool library_has_bf16(void) {
+  bool fast = false;
+  char problem[PK_GUARD_TEXT] = "the system refused memory";
+  if (!pk_cpu_has_room(PK_DNNL_MIB) || !pk_cpu_guard(look_at_library, &fast, problem))
+    pk_cpu_product_failed(pk_fail(PK_NO_MEMORY, "oneDNN could not be started: %s", problem));
   return fast;
 }
 
 static bool has_bf16, is_forced;
 
 static void look(void) {
+  pk_cpu_guard_prepare();
   const char *products = getenv("PACKLUA_PRODUCTS");
   is_forced = products && strcmp(products, "primitives") == 0;
   has_bf16 = processor_has_bf16() && library_has_bf16();
