@@ -186,6 +186,10 @@ pk_status pk_tensor_read(const pk_tensor *tensor, void *data, int64_t bytes);
  * runs of programs. Tells whether a copy is up to date. 0 for a freed tensor. */
 int64_t pk_tensor_writes(const pk_tensor *tensor);
 
+/* The same with writes that were only recorded, by operations of a program: differs from what it
+ * was if the tensor does not hold, or will not when the program runs, what it did. */
+int64_t pk_tensor_version(const pk_tensor *tensor);
+
 /* One element by its flat index, as a double; for printing and small results. */
 pk_status pk_tensor_get(const pk_tensor *tensor, int64_t index, double *value);
 

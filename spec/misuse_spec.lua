@@ -165,6 +165,80 @@ describe("a compiled function", function()
   end)
 end)
 
+describe("a tensor that a gradient reads again", function()
+  support.watch()
+
+  local message = "grad: %s of %s, which its gradient reads again, was %s since"
+
+  local function refuses(what, operation, deed, fn)
+    refused(message:format(what, operation, deed), grad.grad, fn, {tensor.from {1, 2}})
+    refused(message:format(what, operation, deed), compile(function(x)
+      return (grad.grad(fn, {x}))
+    end), tensor.from {1, 2})
+  end
+
+  it("may not be written to by an operation in between", function()
+    local w = tensor.from {3, 4}
+    refuses("input b", "multiply", "written to", function(x)
+      local y = ops.multiply(x, w)
+      ops.fill {shape = {2}, value = 9, out = w}
+      return y
+    end)
+    refuses("output y", "exp", "written to", function(x)
+      local y = ops.exp(x)
+      ops.copy(w, {out = y:detach(), accumulate = true})
+      return y
+    end)
+  end)
+
+  it("may not be written to through a view, from the host or by a program", function()
+    local w = tensor.from {3, 4}
+    local write = compile(function(x) return ops.copy(x, {out = w}) end)
+    for _, deed in ipairs {
+      function() ops.fill {shape = {1}, value = 9, out = w:view {shape = {1}}} end,
+      function() w:write_numbers(ffi.new("double[2]")) end,
+      function() write(tensor.from {5, 6}) end,
+    } do
+      refused(message:format("input b", "multiply", "written to"), grad.grad, function(x)
+        local y = ops.multiply(x, w)
+        deed()
+        return y
+      end, {tensor.from {1, 2}})
+    end
+    write:free()
+  end)
+
+  it("may not be a program's result that another run overwrites", function()
+    local f = compile(function(x) return ops.exp(x) end)
+    local a = tensor.from {0, 0}
+    refused(message:format("input b", "multiply", "written to"), grad.grad, function(x)
+      local y = ops.multiply(x, f(a))
+      f(a)
+      return y
+    end, {tensor.from {1, 2}})
+    f:free()
+  end)
+
+  it("may not be freed", function()
+    refuses("output y", "exp", "freed", function(x)
+      local y = ops.exp(x)
+      local z = ops.negate(y)
+      y:free()
+      return z
+    end)
+  end)
+
+  it("may be written to before it is read, and afterwards", function()
+    local w = tensor.from {3, 4}
+    local _, gradients = grad.grad(function(x)
+      ops.fill {shape = {2}, value = 9, out = w}
+      return ops.multiply(x, w)
+    end, {tensor.from {1, 2}})
+    ops.fill {shape = {2}, value = 1, out = w}
+    assert.same({9, 9}, gradients[1]:totable())
+  end)
+end)
+
 describe("a freed tensor", function()
   it("is refused also when its device is gone", function()
     local own = context.create {}

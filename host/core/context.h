@@ -39,6 +39,7 @@ struct pk_storage {
   int64_t bytes;
   int64_t references;
   int64_t writes; /* how often it was written to */
+  int64_t noted;  /* and how often operations that were recorded would have */
   int32_t category;
   int64_t recording;   /* the number of the program whose it is; 0: it has memory of its own */
   bool kept;           /* a program's result: readable after a run */

@@ -233,10 +233,17 @@ static pk_status run_kernel(pk_call *call, const pk_op_info *info) {
   return status;
 }
 
+static void count_write(const pk_call *call, const pk_tensor *tensor) {
+  if (call->context->recording)
+    tensor->storage->noted++;
+  else
+    tensor->storage->writes++;
+}
+
 static void count_writes(const pk_call *call, const pk_op_info *info) {
-  for (int o = 0; o < call->n_outputs; o++) call->outputs[o]->storage->writes++;
+  for (int o = 0; o < call->n_outputs; o++) count_write(call, call->outputs[o]);
   for (int i = 0; info->flags & I && i < call->n_inputs; i++)
-    if (call->inputs[i] && input_is_marked(info, i, '!')) call->inputs[i]->storage->writes++;
+    if (call->inputs[i] && input_is_marked(info, i, '!')) count_write(call, call->inputs[i]);
 }
 
 static pk_status run_call(pk_call *call, const pk_op_info *info, unsigned *made) {
@@ -251,8 +258,8 @@ static pk_status run_call(pk_call *call, const pk_op_info *info, unsigned *made)
   }
   status = prepare_outputs(call, info, shapes, made);
   if (status != PK_OK) return status;
-  if (call->context->recording) return record(call, info);
   count_writes(call, info);
+  if (call->context->recording) return record(call, info);
   return run_kernel(call, info);
 }
 

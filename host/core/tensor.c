@@ -250,6 +250,10 @@ int64_t pk_tensor_writes(const pk_tensor *tensor) {
   return storage->writes + (storage->slab ? storage->slab->writes : 0);
 }
 
+int64_t pk_tensor_version(const pk_tensor *tensor) {
+  return tensor->storage ? pk_tensor_writes(tensor) + tensor->storage->noted : 0;
+}
+
 static pk_status check_bytes(const pk_tensor *tensor, int64_t bytes, const char *what) {
   pk_status status = pk_tensor_check_values(tensor, what[0] == 'w');
   if (status != PK_OK) return status;

@@ -47,7 +47,7 @@ end
 -- Calls fn and undoes its effect on the active tapes if it raises.
 local function guarded(fn)
   local depth = #tapes
-  local results = {whole("grad", fn)}
+  local results = {pcall(fn)}
   if not results[1] then
     unwind(depth)
     error(results[2], 0)
@@ -80,11 +80,17 @@ local function check_result(result)
   end
 end
 
+-- What a protected call returned, as a list, or its error again.
+local function returned(good, ...)
+  if not good then error((...), 0) end
+  return {...}
+end
+
 -- Runs fn(leaves...) under a tape. Returns the list of results.
 local function run(fn, leaves, recording)
   tapes[#tapes + 1] = recording
   set_hooks()
-  local results = {fn(unpack(leaves))}
+  local results = returned(whole("grad", fn, unpack(leaves)))
   tapes[#tapes] = nil
   set_hooks()
   check_result(results[1])

@@ -3,9 +3,11 @@
 --
 -- The module is callable: phase(name, fn, context) runs fn, whose operations, also those that it records, are
 -- for the phase, and returns what fn returns.
+local caller = require "pack.caller"
 local context = require "pack.context"
 local native = require "pack.native"
-local whole = require "pack.whole"
+
+caller.register()
 
 local C = native.C
 local phase = {}
@@ -57,5 +59,5 @@ end
 return setmetatable(phase, {__call = function(_, name, fn, chosen)
   local handle = context.handle_of(chosen)
   local before = phase.enter(handle, name)
-  return finish(handle, before, whole("phase " .. name, fn))
+  return finish(handle, before, pcall(fn))
 end})

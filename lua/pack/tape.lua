@@ -7,11 +7,13 @@
 local caller = require "pack.caller"
 local dispatch = require "pack.dispatch"
 local ffi = require "ffi"
+local native = require "pack.native"
 local ops = require "pack.ops"
 local rules = require "pack.rules"
 
 caller.register()
 
+local C = native.C
 local F32, BF16, I32 = 1, 2, 3
 
 local Tape = {}
@@ -109,15 +111,22 @@ local function places(operation, rule)
   return found
 end
 
+-- What of the tensors the rule reads again, by place, and how often each had been written to.
+local function saved(node, kept, tensors)
+  local list, versions = {}, {}
+  for _, place in ipairs(kept) do
+    local i = place[1]
+    if tensors[i] and (not place[2] or node.ids[place[2]]) then
+      list[i], versions[i] = tensors[i], tonumber(C.pk_tensor_version(tensors[i]))
+    end
+  end
+  return list, versions
+end
+
 local function save(node, operation, rule, inputs, outputs)
   local kept = places(operation, rule)
-  node.inputs, node.outputs = {}, {}
-  for _, place in ipairs(kept.inputs) do
-    if not place[2] or node.ids[place[2]] then node.inputs[place[1]] = inputs[place[1]] end
-  end
-  for _, place in ipairs(kept.outputs) do
-    if not place[2] or node.ids[place[2]] then node.outputs[place[1]] = outputs[place[1]] end
-  end
+  node.inputs, node.input_versions = saved(node, kept.inputs, inputs)
+  node.outputs, node.output_versions = saved(node, kept.outputs, outputs)
   if rule.shapes then
     node.shapes, node.dtypes = {}, {}
     for i = 1, #inputs do
@@ -378,8 +387,26 @@ function Walk:cotangents_of(node)
   return list
 end
 
+local function check_versions(node, kind, tensors, versions)
+  for i, version in pairs(versions) do
+    local t = tensors[i]
+    if C.pk_tensor_version(t) ~= version then
+      local name = kind == "output" and node.operation.outputs[i] or node.operation.inputs[node.operation.variadic and 1 or i].name
+      caller.raise("grad: %s %s of %s, which its gradient reads again, was %s since. Do so after the gradient, or let %s "
+        .. "have a copy", kind, name, node.operation.name, t.storage == nil and "freed" or "written to", node.operation.name)
+    end
+  end
+end
+
+-- Refuses to go on with what the rule reads again where it is not what it was.
+local function check_saved(node)
+  check_versions(node, "input", node.inputs, node.input_versions)
+  check_versions(node, "output", node.outputs, node.output_versions)
+end
+
 -- Runs the rule of one node.
 function Walk:apply(node)
+  check_saved(node)
   self.node = node
   local created = {}
   if not self.nested then dispatch.created = created end

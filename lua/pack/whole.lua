@@ -2,6 +2,10 @@
 --
 -- The module is callable: whole(what, fn, ...) is pcall(fn, ...), but a function that yields, which might never be
 -- resumed, is ended with an error; what says whose function it is.
+local caller = require "pack.caller"
+
+caller.register()
+
 local whole = {}
 
 local function outcome(what, thread, good, ...)
