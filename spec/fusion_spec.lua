@@ -390,3 +390,47 @@ describe("a recorded program", function()
     turned:free()
   end)
 end)
+
+describe("a recorded addition and its norm", function()
+  support.watch()
+
+  -- Eager and recorded results of fn have the same bits.
+  local function assert_recorded(fn)
+    local expected = {fn()}
+    local one = program.record(fn, {}, nil, {recompute = "none"})
+    one:run()
+    for i, result in ipairs(expected) do assert_bits(result, one.results[i], "result " .. i) end
+    one:free()
+  end
+
+  it("keep results apart that would both fit in the place of one operand", function()
+    local x = made({2, 3, 1}, "f32", 1)
+    local weight = made({2, 1}, "f32", 2)
+    for wanted = 1, 3 do
+      assert_recorded(function()
+        local a = ops.negate(x)
+        local sum = ops.add(a, a)
+        return (select(wanted, sum, ops.rmsnorm(sum, weight, {eps = 0.1})))
+      end)
+    end
+  end)
+
+  it("leave a weight alone that is as large as the norms", function()
+    local x = made({1, 2, 2}, "f32", 1)
+    assert_recorded(function()
+      local a, weight = ops.negate(x), ops.fill {shape = {1, 2}, value = 0.5}
+      return ops.rmsnorm(ops.add(a, x), weight, {eps = 0.1})
+    end)
+  end)
+
+  it("stay two operations where the norm writes to what the addition reads", function()
+    local x = made({2, 3, 4}, "f32", 1)
+    local weight = made({2, 4}, "f32", 2)
+    assert_recorded(function()
+      local a = ops.negate(x)
+      local sum = ops.add(a, x)
+      local y, rstd = ops.rmsnorm(sum, weight, {eps = 0.1, out = {a, false}})
+      return y, rstd, sum
+    end)
+  end)
+end)

@@ -286,6 +286,25 @@ describe("linear_cross_entropy", function()
   end)
 end)
 
+describe("the gradient of linear_cross_entropy", function()
+  it("is zero for the weight where there are no rows", function()
+    for _, dtype in ipairs {"f64", "f32"} do
+      local x, weight = tensor.zeros({2, 0, 3}, dtype), tensor.ones({2, 4, 3}, dtype)
+      local targets, g = tensor.zeros({2, 0}, "i32"), tensor.ones({2}, dtype)
+      local _, _, lse = ops.linear_cross_entropy(x, weight, targets)
+      local out = tensor.ones({2, 4, 3}, dtype)
+      ops.linear_cross_entropy_grad(g, x, weight, targets, lse, {out = {false, out}})
+      assert.equal(0, ops.sum(ops.multiply(out, out)):item())
+      ops.fill {shape = {2, 4, 3}, value = 1, dtype = dtype, out = out}
+      ops.linear_cross_entropy_step(g, x, weight, targets, {out = {false, false, false, false, out}})
+      assert.equal(0, ops.sum(ops.multiply(out, out)):item())
+      ops.fill {shape = {2, 4, 3}, value = 1, dtype = dtype, out = out}
+      ops.linear_cross_entropy_grad(g, x, weight, targets, lse, {out = {false, out}, accumulate = {false, true}})
+      assert.equal(24, ops.sum(ops.multiply(out, out)):item())
+    end
+  end)
+end)
+
 describe("targets", function()
   it("outside the vocabulary are refused by worker, row, target and vocabulary, before anything runs #cpu", function()
     local logits, x, weight = tensor.zeros {2, 3, 4}, tensor.zeros {2, 3, 5}, tensor.zeros {2, 4, 5}

@@ -92,6 +92,13 @@ static bool same_memory(const pk_tensor *a, const pk_tensor *b) {
          a->shape[0] == b->shape[0] && a->stride == b->stride;
 }
 
+/* Whether the norm writes to what the addition reads: one operation cannot do both. */
+static bool writes_operand(const pk_recorded *norm, const pk_recorded *addition) {
+  for (int i = 0; i < addition->call.n_inputs; i++)
+    if (pk_recorded_writes(norm, addition->tensors[i].storage)) return true;
+  return false;
+}
+
 /* The addition whose sum entry i, an rmsnorm, reads, and that can be moved to it; -1 if there is
  * none. */
 static int64_t find_addition(const pk_recorded_list *list, int64_t i) {
@@ -105,7 +112,7 @@ static int64_t find_addition(const pk_recorded_list *list, int64_t i) {
       for (int64_t between = k + 1; between < i; between++)
         if (list->entries[between] && pk_recorded_conflict(entry, list->entries[between]))
           return -1;
-      return k;
+      return writes_operand(list->entries[i], entry) ? -1 : k;
     }
     if (pk_recorded_writes(entry, x->storage)) return -1;
   }

@@ -2,6 +2,7 @@
 #include "core/place.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "core/context.h"
 #include "core/plan.h"
@@ -49,6 +50,20 @@ static bool reads_whole(const pk_recorded *entry, const pk_storage *storage) {
   return true;
 }
 
+static bool same_shape(const pk_tensor *a, const pk_tensor *b) {
+  return a->rank == b->rank && memcmp(a->shape, b->shape, sizeof(int64_t) * (size_t)a->rank) == 0;
+}
+
+/* Whether an output of operation i before output o has the place of the span already. */
+static bool is_given(const places *self, int64_t i, int o, int64_t owner) {
+  const pk_recorded *entry = self->list->entries[i];
+  for (int other = 0; other < o; other++) {
+    const pk_storage *storage = entry->tensors[PK_MAX_INPUTS + other].storage;
+    if (pk_storage_is_planned(storage) && owner_of(self, storage->span) == owner) return true;
+  }
+  return false;
+}
+
 /* The span of an input of operation i that ends there and can hold output o; -1 if there is none.
  */
 static int64_t used_up(const places *self, int64_t i, int o) {
@@ -56,13 +71,16 @@ static int64_t used_up(const places *self, int64_t i, int o) {
   const pk_tensor *output = &entry->tensors[PK_MAX_INPUTS + o];
   const pk_storage *made = whole(output);
   if (!made || self->spans[made->span].first != i) return -1;
+  /* Rows are those of the first output. Others, and weights, are of other shapes, by rank. */
+  if (!same_shape(output, &entry->tensors[PK_MAX_INPUTS])) return -1;
   for (int t = 0; t < entry->call.n_inputs; t++) {
     const pk_tensor *input = &entry->tensors[t];
     const pk_storage *storage = whole(input);
-    if (!storage || input->dtype != output->dtype || storage->bytes != made->bytes) continue;
+    if (!storage || input->dtype != output->dtype || !same_shape(input, output)) continue;
     if (!reads_whole(entry, storage)) continue;
     int64_t owner = owner_of(self, storage->span);
-    if (self->spans[storage->span].last == i && self->spans[owner].last == i) return owner;
+    bool ends = self->spans[storage->span].last == i && self->spans[owner].last == i;
+    if (ends && !is_given(self, i, o, owner)) return owner;
   }
   return -1;
 }

@@ -211,8 +211,19 @@ static void run_chunk(pk_threads *threads, linear_job *job, int64_t worker, int6
   pk_parallel_for(threads, pieces, add_piece, job);
 }
 
+/* The weight's gradient is written with the first chunk, so without rows by nobody. */
+static void clear_weight_grad(const linear_job *job) {
+  const pk_tensor *grad = job->weight_grad;
+  int64_t size = size_of(job);
+  for (int64_t worker = 0; worker < grad->shape[0]; worker++) {
+    char *memory = (char *)pk_tensor_data(grad) + worker * grad->stride * size;
+    memset(memory, 0, (size_t)(pk_tensor_inner(grad) * size));
+  }
+}
+
 static void run_chunks(const pk_call *call, linear_job *job) {
   pk_threads *threads = pk_cpu_threads(call);
+  if (job->rows == 0 && !job->accumulate_weight) clear_weight_grad(job);
   for (int64_t worker = 0; worker < job->x->shape[0]; worker++)
     for (int64_t first = 0; first < job->rows; first += job->most_rows)
       run_chunk(threads, job, worker, first, at_most(job->rows - first, job->most_rows));
