@@ -721,6 +721,10 @@ void pk_cache_free(pk_cache *cache);
 const char *pk_cache_manifest(const pk_cache *cache, int64_t *bytes);
 const pk_tokens *pk_cache_split(const pk_cache *cache, const char *split);
 
+/* Reads every byte of a cache and compares it with the manifest: checksums of files and of tokens,
+ * and that ids are below the vocabulary. Errors name the file; PK_INTERRUPTED at a request. */
+pk_status pk_cache_verify(const pk_cache *cache);
+
 /* Training batches without end: sample k is the ids kT .. kT+T, T inputs and T targets. See
  * docs/data.md for their order, which depends on these options alone. */
 typedef struct pk_loader pk_loader;

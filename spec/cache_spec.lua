@@ -221,24 +221,56 @@ describe("A cache", function()
   it("refuses shards that are missing, short, long or no file, with both sizes", function()
     local path = changed(function() end)
     support.write(path .. "/train-00003.bin", ("x"):rep(256))
-    refuses("train-00003.bin: 256 bytes, but the manifest says 129 tokens of 2 bytes = 258", cache.open, path)
+    refuses("train-00003.bin: 256 bytes, the manifest says 258 (129 tokens of 2 bytes)", cache.open, path)
     support.write(path .. "/train-00003.bin", ("x"):rep(260))
-    refuses("train-00003.bin: 260 bytes, but", cache.open, path)
+    refuses("train-00003.bin: 260 bytes, the", cache.open, path)
     os.remove(path .. "/train-00003.bin")
     refuses("train-00003.bin", cache.open, path)
     os.execute(("mkdir %s/train-00003.bin"):format(path))
     refuses("train-00003.bin: is not a regular file", cache.open, path)
   end)
 
-  it("notices a shard that changes after opening, and, when verified, one that was altered", function()
+  it("notices a shard that changes after opening, or that was altered, before any of it is used", function()
     local path = changed(function() end)
     local opened, shard = cache.open(path), path .. "/train-00003.bin"
     local bytes = support.read(shard)
     support.write(shard, bytes:sub(1, -3))
-    refuses("train-00003.bin: 256 bytes, but", opened.read, opened, "train", 200, 20)
+    refuses("train-00003.bin: 256 bytes, the", opened.read, opened, "train", 200, 20)
     support.write(shard, bytes:sub(1, -3) .. "\0\0")
-    assert.same({0}, opened:read("train", 229, 1))
-    refuses("train-00003.bin: its SHA-256 is", opened.verify, opened)
+    for _, first in ipairs {101, 229} do
+      refuses("train-00003.bin: damaged: its SHA-256 is", opened.read, opened, "train", first, 1)
+    end
+    refuses("train-00003.bin: damaged: its SHA-256 is", opened.verify, opened)
+    support.write(shard, bytes)
+    assert.same({256}, opened:read("train", 229, 1))
+    support.write(shard, bytes:sub(1, -3) .. "\0\0") -- what was whole once is looked at again
+    refuses("train-00003.bin: damaged: bytes 0 .. 257 are not those of the manifest's checksum", opened.read, opened,
+      "train", 101, 1)
+  end)
+
+  it("finds every flipped bit in the block that is read, plain or compressed, by the sums that preparing left", function()
+    local lines = {}
+    math.randomseed(3)
+    for i = 1, 9000 do lines[i] = ("%d %d"):format(math.random(1e9), math.random(1e9)) end
+    support.write(folder .. "/a.txt", table.concat(lines, "\n"))
+    for level = 0, 1 do
+      local path = ("%s/prepared%d"):format(folder, level)
+      prepare.run {tokenizer = "bytes", train = {folder .. "/a.txt"}, output = path, zstd = level}
+      os.execute("chmod -R u+w " .. path)
+      local file = path .. (level == 0 and "/train-00000.bin" or "/train-00000.bin.zst")
+      local whole = support.read(file)
+      for _, at in ipairs {0, 1, 100, #whole - 1} do
+        local flipped = string.char((whole:byte(at + 1) + 1) % 256)
+        support.write(file, whole:sub(1, at) .. flipped .. whole:sub(at + 2))
+        local opened = cache.open(path)
+        local first = at < #whole / 2 and 0 or opened.splits.train.count - 1
+        refuses("damaged: bytes ", opened.read, opened, "train", first, 1)
+        refuses("prepare the cache anew", opened.read, opened, "train", first, 1)
+        opened:close()
+      end
+      support.write(file, whole:sub(1, -2))
+      refuses(("%d bytes, the manifest says %d"):format(#whole - 1, #whole), cache.open, path)
+    end
   end)
 
   it("knows the tokenizer that it was made with", function()

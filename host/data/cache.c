@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "data/buffer.h"
 #include "data/manifest.h"
@@ -9,6 +10,7 @@
 enum { MOST_MANIFEST_BYTES = 1 << 26 };
 
 struct pk_cache {
+  char *folder;
   char *text; /* of the manifest */
   int64_t bytes;
   pk_manifest manifest;
@@ -16,6 +18,7 @@ struct pk_cache {
 
 void pk_cache_free(pk_cache *cache) {
   if (!cache) return;
+  free(cache->folder);
   pk_bytes_free(cache->text);
   pk_manifest_clear(&cache->manifest);
   free(cache);
@@ -33,6 +36,30 @@ const pk_tokens *pk_cache_split(const pk_cache *cache, const char *split) {
   return NULL;
 }
 
+pk_status pk_cache_verify(const pk_cache *cache) {
+  pk_status status = PK_OK;
+  for (int64_t i = 0; i < cache->manifest.split_count && !status; i++) {
+    status = pk_manifest_verify_split(&cache->manifest.splits[i], cache->folder);
+  }
+  return status;
+}
+
+/* Refuses a folder below the cache's that is a link: its files are not the cache's. */
+static pk_status check_folders(const char *folder, const char *path) {
+  for (const char *slash = path + strlen(folder) + 1; (slash = strchr(slash, '/')); slash++) {
+    struct stat about;
+    char *part = strndup(path, (size_t)(slash - path));
+    if (!part) return pk_fail(PK_NO_MEMORY, "%s: no memory for a file name", folder);
+    pk_status status = PK_OK;
+    if (lstat(part, &about) == 0 && S_ISLNK(about.st_mode)) {
+      status = pk_fail(PK_INVALID, "%s: is a link, and leads out of the cache", part);
+    }
+    free(part);
+    if (status) return status;
+  }
+  return PK_OK;
+}
+
 /* Puts the folder before a shard's file name, and checks the file. */
 static pk_status locate(const char *folder, pk_token_file *shard, int32_t width) {
   size_t bytes = strlen(folder) + strlen(shard->path) + 2;
@@ -41,7 +68,8 @@ static pk_status locate(const char *folder, pk_token_file *shard, int32_t width)
   snprintf(path, bytes, "%s/%s", folder, shard->path);
   free(shard->path);
   shard->path = path;
-  return pk_token_file_check(shard, width);
+  pk_status status = check_folders(folder, path);
+  return status ? status : pk_token_file_check(shard, width);
 }
 
 pk_status pk_cache_open(const char *folder, pk_cache **cache) {
@@ -49,6 +77,8 @@ pk_status pk_cache_open(const char *folder, pk_cache **cache) {
   pk_buffer path = {0};
   pk_cache *made = calloc(1, sizeof *made);
   pk_status status = made ? PK_OK : pk_fail(PK_NO_MEMORY, "%s: no memory to open it", folder);
+  if (!status) made->folder = strdup(folder);
+  if (!status && !made->folder) status = pk_fail(PK_NO_MEMORY, "%s: no memory to open it", folder);
   if (!status) status = pk_buffer_format(&path, "%s/manifest.json", folder);
   if (status) goto done;
   const char *name = pk_buffer_text(&path);

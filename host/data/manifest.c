@@ -99,7 +99,46 @@ static bool ends_with(const char *text, const char *ending) {
   return length >= tail && strcmp(text + length - tail, ending) == 0;
 }
 
-static pk_status read_shard(const pk_value *row, const char *name, const char *where,
+/* "blocks_sha256": 16 digits for each block. */
+static pk_status read_sums(const pk_value *row, const char *name, const char *where,
+                           pk_token_file *shard) {
+  const char *digits;
+  pk_status status = get_string(row, name, where, "blocks_sha256", &digits);
+  if (status) return status;
+  size_t length = strlen(digits), count = (size_t)pk_block_count(shard->bytes);
+  if (shard->bytes < 0 || length != 16 * count || strspn(digits, "0123456789abcdef") != length) {
+    return pk_fail(PK_FORMAT,
+                   "%s: %sblocks_sha256 is not 16 digits for each %d of the \"bytes\" of its file",
+                   name, where, PK_BLOCK_BYTES);
+  }
+  shard->sums = malloc((count + 1) * sizeof *shard->sums);
+  if (!shard->sums) return pk_fail(PK_NO_MEMORY, "%s: no memory for its checksums", name);
+  for (size_t i = 0; i < count; i++) {
+    char one[17] = {0};
+    memcpy(one, digits + 16 * i, 16);
+    shard->sums[i] = strtoull(one, NULL, 16);
+  }
+  return PK_OK;
+}
+
+/* What need not be there: the size of the stored file, and the sums of its blocks. */
+static pk_status read_stored(const pk_value *row, const char *name, const char *where,
+                             int32_t width, pk_token_file *shard) {
+  int64_t plain = shard->tokens * width;
+  shard->bytes = shard->compressed ? -1 : plain;
+  pk_status status = PK_OK;
+  if (find(row, "bytes")) {
+    status = get_integer(row, name, where, "bytes", 0, MOST_TOKENS * 8, &shard->bytes);
+  }
+  if (!status && !shard->compressed && shard->bytes != plain) {
+    status = pk_fail(PK_FORMAT, "%s: %sbytes is %" PRId64 ", but %" PRId64 " tokens have %" PRId64,
+                     name, where, shard->bytes, shard->tokens, plain);
+  }
+  if (!status && find(row, "blocks_sha256")) status = read_sums(row, name, where, shard);
+  return status;
+}
+
+static pk_status read_shard(const pk_value *row, const char *name, const char *where, int32_t width,
                             pk_token_file *shard) {
   if (pk_value_get_kind(row) != PK_VALUE_OBJECT) {
     return pk_fail(PK_FORMAT, "%s: %.*s is %s, not an object", name, (int)strlen(where) - 1, where,
@@ -116,7 +155,8 @@ static pk_status read_shard(const pk_value *row, const char *name, const char *w
   }
   shard->compressed = ends_with(file, ".zst");
   shard->path = strdup(file);
-  return shard->path ? PK_OK : pk_fail(PK_NO_MEMORY, "%s: no memory for a file name", name);
+  if (!shard->path) return pk_fail(PK_NO_MEMORY, "%s: no memory for a file name", name);
+  return read_stored(row, name, where, width, shard);
 }
 
 static int64_t count_children(const pk_value *parent) {
@@ -136,7 +176,7 @@ static pk_status read_shards(const pk_value *rows, const char *name, const char 
     char where[WHERE_BYTES];
     snprintf(where, sizeof where, "splits.%.80s.shards[%" PRId64 "].", split, number);
     pk_token_file *shard = &tokens->shards[number];
-    pk_status status = read_shard(row, name, where, shard);
+    pk_status status = read_shard(row, name, where, tokens->width, shard);
     if (status) return status;
     shard->first = tokens->count;
     tokens->count += shard->tokens;
@@ -171,6 +211,9 @@ static pk_status read_split(const pk_value *value, const char *name, pk_manifest
   pk_status status = get_integer(value, name, where, "tokens", 0, MOST_TOKENS, &promised);
   if (!status) status = get(value, name, where, "shards", PK_VALUE_ARRAY, "an array", &rows);
   if (!status) status = read_shards(rows, name, key, promised, split->tokens);
+  if (!status && find(value, "tokens_sha256")) {
+    status = get_digest(value, name, where, "tokens_sha256", split->tokens_sha256);
+  }
   return status;
 }
 

@@ -6,7 +6,8 @@
 
 typedef struct pk_manifest_split {
   char *name;
-  pk_tokens *tokens; /* paths of the files are as the manifest has them */
+  pk_tokens *tokens;                  /* paths of the files are as the manifest has them */
+  char tokens_sha256[PK_SHA256_TEXT]; /* of all its ids, "" if not stated */
 } pk_manifest_split;
 
 typedef struct pk_manifest {
@@ -20,6 +21,10 @@ typedef struct pk_manifest {
  * call the text. Owned: pk_manifest_clear. */
 pk_status pk_manifest_read(const char *text, int64_t bytes, const char *name,
                            pk_manifest *manifest);
+
+/* Reads every byte of a split whose files are located, and compares it with the manifest: checksums
+ * of files and tokens, and ids. folder is for messages. */
+pk_status pk_manifest_verify_split(const pk_manifest_split *split, const char *folder);
 
 /* Frees what manifest holds, not the struct. */
 void pk_manifest_clear(pk_manifest *manifest);

@@ -6,7 +6,7 @@
 #include <zstd.h>
 
 #include "data/buffer.h"
-#include "data/sha256.h"
+#include "data/shard.h"
 
 /* A document on its way. path is borrowed, text is owned. */
 typedef struct pk_document {
@@ -47,6 +47,7 @@ typedef struct pk_shard {
   int64_t tokens;
   int64_t bytes; /* of the stored file */
   char sha256[PK_SHA256_TEXT];
+  pk_buffer sums; /* of its blocks, as digits */
 } pk_shard;
 
 typedef struct pk_shards {
@@ -61,6 +62,8 @@ typedef struct pk_shards {
   int fd;         /* of the open shard, or -1 */
   char *path;
   pk_sha256 stored_hash, token_hash;
+  char *block; /* [PK_BLOCK_BYTES]: the stored bytes whose sum is not taken yet */
+  int64_t block_bytes;
   char tokens_sha256[PK_SHA256_TEXT]; /* once closed */
   ZSTD_CCtx *zstd;
   void *packed; /* [ZSTD_CStreamOutSize()] */

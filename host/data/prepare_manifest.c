@@ -76,12 +76,13 @@ static pk_status add_split(pk_buffer *text, const pk_prepare_progress *progress,
       progress->empty[split], progress->replaced[split]);
   for (int64_t i = 0; i < shards->count && !status; i++) {
     char name[64];
-    const pk_shard *shard = &shards->list[i];
+    pk_shard *shard = &shards->list[i];
     pk_shards_name(shards, i, name, sizeof name);
     status = pk_buffer_format(text,
-                              "%s\n        {\"bytes\": %" PRId64
+                              "%s\n        {\"blocks_sha256\": \"%s\", \"bytes\": %" PRId64
                               ", \"file\": \"%s\", \"sha256\": \"%s\", \"tokens\": %" PRId64 "}",
-                              i ? "," : "", shard->bytes, name, shard->sha256, shard->tokens);
+                              i ? "," : "", pk_buffer_text(&shard->sums), shard->bytes, name,
+                              shard->sha256, shard->tokens);
   }
   if (status) return status;
   return pk_buffer_format(text,

@@ -1,6 +1,7 @@
 /* Writes the tokens of a split into shards, hashing what is stored and what it stands for. */
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,6 +48,8 @@ static pk_status open_shard(pk_shards *shards) {
     shards->list = list;
     shards->capacity = capacity;
   }
+  if (!shards->block) shards->block = malloc(PK_BLOCK_BYTES);
+  if (!shards->block) return pk_fail(PK_NO_MEMORY, "no memory to write shards");
   char name[64];
   pk_shards_name(shards, shards->count, name, sizeof name);
   free(shards->path);
@@ -60,9 +63,31 @@ static pk_status open_shard(pk_shards *shards) {
   return shards->level ? start_zstd(shards) : PK_OK;
 }
 
+static pk_status end_block(pk_shards *shards) {
+  uint64_t sum = pk_block_sum(shards->block, shards->block_bytes);
+  shards->block_bytes = 0;
+  return pk_buffer_format(&shards->list[shards->count - 1].sums, "%016" PRIx64, sum);
+}
+
+/* Takes the sums of blocks that are full. */
+static pk_status add_to_blocks(pk_shards *shards, const char *data, int64_t bytes) {
+  while (bytes > 0) {
+    int64_t room = PK_BLOCK_BYTES - shards->block_bytes, taken = bytes < room ? bytes : room;
+    memcpy(shards->block + shards->block_bytes, data, (size_t)taken);
+    shards->block_bytes += taken;
+    pk_status status = taken == room ? end_block(shards) : PK_OK;
+    if (status) return status;
+    data += taken;
+    bytes -= taken;
+  }
+  return PK_OK;
+}
+
 static pk_status store(pk_shards *shards, const void *data, int64_t bytes) {
   pk_sha256_add(&shards->stored_hash, data, bytes);
   shards->list[shards->count - 1].bytes += bytes;
+  pk_status status = add_to_blocks(shards, data, bytes);
+  if (status) return status;
   return pk_write_all(shards->fd, shards->path, data, bytes);
 }
 
@@ -84,6 +109,7 @@ static pk_status compress(pk_shards *shards, const void *data, int64_t bytes,
 
 static pk_status close_shard(pk_shards *shards) {
   pk_status status = shards->level ? compress(shards, NULL, 0, ZSTD_e_end) : PK_OK;
+  if (!status && shards->block_bytes > 0) status = end_block(shards);
   if (!status) status = pk_descriptor_sync(shards->fd, shards->path);
   if (close(shards->fd) != 0 && !status) status = pk_fail_io(shards->path, "be written");
   shards->fd = -1;
@@ -122,7 +148,9 @@ pk_status pk_shards_close(pk_shards *shards) {
 void pk_shards_free(pk_shards *shards) {
   if (shards->path && shards->fd >= 0) close(shards->fd);
   ZSTD_freeCCtx(shards->zstd);
+  for (int64_t i = 0; i < shards->count; i++) pk_buffer_free(&shards->list[i].sums);
   free(shards->packed);
+  free(shards->block);
   free(shards->path);
   free(shards->list);
   *shards = (pk_shards){.fd = -1};

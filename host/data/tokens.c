@@ -1,22 +1,17 @@
 /* Sequences of token ids, in memory or in shards, plain or compressed with zstd. */
 #include "data/tokens.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <zstd.h>
-
-#include "io/output.h"
 
 struct pk_token_reader {
   const pk_tokens *tokens;
   int64_t shard; /* the open one, -1 for none */
-  int fd;
+  pk_shard_file file;
   /* Of a compressed shard: */
   ZSTD_DStream *stream;
+  int64_t stored;   /* bytes of the file read so far */
   int64_t position; /* bytes of ids decompressed so far */
   bool frame_ended; /* between two frames: the file may end here */
   uint8_t *input;
@@ -32,7 +27,10 @@ const pk_tokens *pk_tokens_hold(const pk_tokens *tokens) {
 void pk_tokens_free(const pk_tokens *tokens) {
   pk_tokens *held = (pk_tokens *)tokens;
   if (!held || --held->holders > 0) return;
-  for (int64_t i = 0; i < held->shard_count; i++) free(held->shards[i].path);
+  for (int64_t i = 0; i < held->shard_count; i++) {
+    free(held->shards[i].path);
+    free(held->shards[i].sums);
+  }
   free(held->shards);
   free(held);
 }
@@ -65,56 +63,22 @@ pk_status pk_tokens_from_memory(const void *ids, int64_t count, int width, int64
 
 /* --- shards --- */
 
-static pk_status open_shard(const pk_token_file *shard, int32_t width, int *fd) {
-  struct stat about;
-  pk_status status = pk_file_open(shard->path, O_RDONLY, fd);
-  if (status) return status;
-  if (fstat(*fd, &about) != 0) {
-    status = pk_fail_io(shard->path, "be read");
-  } else if (!shard->compressed && about.st_size != shard->tokens * width) {
-    status =
-        pk_fail(PK_FORMAT, "%s: %lld bytes, but the manifest says %lld tokens of %d bytes = %lld",
-                shard->path, (long long)about.st_size, (long long)shard->tokens, width,
-                (long long)(shard->tokens * width));
-  }
-  if (status) {
-    close(*fd);
-    *fd = -1;
-  }
-  return status;
-}
-
 pk_status pk_token_file_check(const pk_token_file *shard, int32_t width) {
-  int fd;
-  pk_status status = open_shard(shard, width, &fd);
-  if (!status) close(fd);
+  pk_shard_file file = {.fd = -1};
+  pk_status status = pk_shard_open(shard, width, &file);
+  pk_shard_free(&file);
   return status;
-}
-
-static pk_status read_plain(pk_token_reader *reader, const pk_token_file *shard, int64_t offset,
-                            char *into, int64_t bytes) {
-  for (int64_t done = 0; done < bytes;) {
-    ssize_t got = pread(reader->fd, into + done, (size_t)(bytes - done), offset + done);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return pk_fail_io(shard->path, "be read");
-    if (got == 0) {
-      return pk_fail(PK_FORMAT, "%s: ends at byte %lld, before byte %lld", shard->path,
-                     (long long)(offset + done), (long long)(offset + bytes));
-    }
-    done += got;
-  }
-  return PK_OK;
 }
 
 /* Reads more of a compressed file; *ended at its end. */
-static pk_status refill(pk_token_reader *reader, const pk_token_file *shard, bool *ended) {
-  ssize_t got;
-  do {
-    got = read(reader->fd, reader->input, ZSTD_DStreamInSize());
-  } while (got < 0 && errno == EINTR);
-  if (got < 0) return pk_fail_io(shard->path, "be read");
-  reader->unread = (ZSTD_inBuffer){reader->input, (size_t)got, 0};
-  *ended = got == 0;
+static pk_status refill(pk_token_reader *reader, bool *ended) {
+  int64_t left = reader->file.bytes - reader->stored;
+  int64_t bytes = left < PK_BLOCK_BYTES ? left : PK_BLOCK_BYTES;
+  pk_status status = pk_shard_read(&reader->file, reader->stored, reader->input, bytes);
+  if (status) return status;
+  reader->stored += bytes;
+  reader->unread = (ZSTD_inBuffer){reader->input, (size_t)bytes, 0};
+  *ended = bytes == 0;
   return PK_OK;
 }
 
@@ -125,7 +89,7 @@ static pk_status decompress(pk_token_reader *reader, const pk_token_file *shard,
   bool ended = false;
   while (output.pos < output.size) {
     if (reader->unread.pos == reader->unread.size) {
-      pk_status status = refill(reader, shard, &ended);
+      pk_status status = refill(reader, &ended);
       if (status) return status;
       if (ended) break;
     }
@@ -166,19 +130,17 @@ static pk_status decompress_all(pk_token_reader *reader, const pk_token_file *sh
                  shard->path, (long long)reader->position, (long long)shard->tokens);
 }
 
-static pk_status rewind_compressed(pk_token_reader *reader, const pk_token_file *shard) {
-  if (lseek(reader->fd, 0, SEEK_SET) != 0) return pk_fail_io(shard->path, "be read");
+static void rewind_compressed(pk_token_reader *reader) {
   ZSTD_initDStream(reader->stream);
   reader->unread = (ZSTD_inBuffer){reader->input, 0, 0};
-  reader->position = 0;
+  reader->stored = reader->position = 0;
   reader->frame_ended = true;
-  return PK_OK;
 }
 
 static pk_status read_compressed(pk_token_reader *reader, const pk_token_file *shard,
                                  int64_t offset, char *into, int64_t bytes) {
   pk_status status = PK_OK;
-  if (offset < reader->position) status = rewind_compressed(reader, shard);
+  if (offset < reader->position) rewind_compressed(reader);
   int64_t piece = (int64_t)ZSTD_DStreamOutSize();
   while (!status && reader->position < offset) {
     int64_t left = offset - reader->position;
@@ -193,8 +155,7 @@ static pk_status read_compressed(pk_token_reader *reader, const pk_token_file *s
 /* --- readers --- */
 
 static void close_shard(pk_token_reader *reader) {
-  if (reader->fd >= 0) close(reader->fd);
-  reader->fd = -1;
+  pk_shard_close(&reader->file);
   reader->shard = -1;
 }
 
@@ -205,11 +166,11 @@ pk_status pk_token_reader_create(const pk_tokens *tokens, pk_token_reader **read
   pk_token_reader *made = calloc(1, sizeof *made);
   if (!made) return pk_fail(PK_NO_MEMORY, "no memory for a reader of tokens");
   made->tokens = tokens;
-  made->fd = -1;
+  made->file.fd = -1;
   made->shard = -1;
   if (compressed) {
     made->stream = ZSTD_createDStream();
-    made->input = malloc(ZSTD_DStreamInSize());
+    made->input = malloc(PK_BLOCK_BYTES);
     made->skipped = malloc(ZSTD_DStreamOutSize());
     if (!made->stream || !made->input || !made->skipped) {
       pk_token_reader_free(made);
@@ -223,6 +184,7 @@ pk_status pk_token_reader_create(const pk_tokens *tokens, pk_token_reader **read
 void pk_token_reader_free(pk_token_reader *reader) {
   if (!reader) return;
   close_shard(reader);
+  pk_shard_free(&reader->file);
   ZSTD_freeDStream(reader->stream);
   free(reader->input);
   free(reader->skipped);
@@ -251,14 +213,14 @@ static pk_status read_shard(pk_token_reader *reader, int64_t number, int64_t fir
   pk_status status = PK_OK;
   if (reader->shard != number) {
     close_shard(reader);
-    status = open_shard(shard, tokens->width, &reader->fd);
-    if (!status && shard->compressed) status = rewind_compressed(reader, shard);
+    status = pk_shard_open(shard, tokens->width, &reader->file);
+    if (!status && shard->compressed) rewind_compressed(reader);
     if (!status) reader->shard = number;
   }
   if (!status) {
     int64_t offset = first * tokens->width, bytes = count * tokens->width;
     status = shard->compressed ? read_compressed(reader, shard, offset, into, bytes)
-                               : read_plain(reader, shard, offset, into, bytes);
+                               : pk_shard_read(&reader->file, offset, into, bytes);
   }
   if (status) close_shard(reader); /* the place in a broken stream is not known */
   return status;
@@ -282,9 +244,8 @@ static uint32_t largest_id(const void *ids, int32_t width, int64_t count) {
   return largest;
 }
 
-/* first is the place in the sequence of the first of these ids. */
-static pk_status check_ids(const pk_tokens *tokens, const char *path, int64_t first, int64_t count,
-                           const void *ids) {
+pk_status pk_tokens_check(const pk_tokens *tokens, const char *path, int64_t first, int64_t count,
+                          const void *ids) {
   if (largest_id(ids, tokens->width, count) < tokens->vocabulary) return PK_OK;
   int64_t place = 0;
   while (id_at(ids, tokens->width, place) < tokens->vocabulary) place++;
@@ -303,7 +264,7 @@ pk_status pk_token_reader_read(pk_token_reader *reader, int64_t first, int64_t c
   if (tokens->memory) {
     memcpy(ids, (const char *)tokens->memory + first * tokens->width,
            (size_t)(count * tokens->width));
-    return check_ids(tokens, "the tokens", first, count, ids);
+    return pk_tokens_check(tokens, "the tokens", first, count, ids);
   }
   int64_t number = find_shard(tokens, first);
   for (int64_t done = 0; done < count; number++) {
@@ -313,7 +274,7 @@ pk_status pk_token_reader_read(pk_token_reader *reader, int64_t first, int64_t c
     if (take == 0) continue; /* an empty shard */
     char *into = (char *)ids + done * tokens->width;
     pk_status status = read_shard(reader, number, start, take, into);
-    if (!status) status = check_ids(tokens, shard->path, start, take, into);
+    if (!status) status = pk_tokens_check(tokens, shard->path, start, take, into);
     if (status) return status;
     done += take;
   }

@@ -2,16 +2,7 @@
 #ifndef PK_DATA_TOKENS_H
 #define PK_DATA_TOKENS_H
 
-#include "data/sha256.h"
-
-/* One file of a split. */
-typedef struct pk_token_file {
-  char *path;     /* as it is opened */
-  int64_t first;  /* place of its first id in the split */
-  int64_t tokens; /* ids in it */
-  bool compressed;
-  char sha256[PK_SHA256_TEXT]; /* of the file as it is stored */
-} pk_token_file;
+#include "data/shard.h"
 
 struct pk_tokens {
   int32_t holders; /* the last one frees it */
@@ -38,8 +29,13 @@ void pk_token_reader_free(pk_token_reader *reader);
  * vocabulary. Errors: see pk_tokens_read. */
 pk_status pk_token_reader_read(pk_token_reader *reader, int64_t first, int64_t count, void *ids);
 
-/* Checks that a shard's file is there and, unless it is compressed, has its size. */
+/* Checks that a shard's file is there and has the size that the manifest states, if it does. */
 pk_status pk_token_file_check(const pk_token_file *shard, int32_t width);
+
+/* Checks that ids are below the vocabulary. path and first are where they are from, for messages.
+ */
+pk_status pk_tokens_check(const pk_tokens *tokens, const char *path, int64_t first, int64_t count,
+                          const void *ids);
 
 /* Copies count ids of width bytes as i32. */
 void pk_ids_widen(const void *ids, int32_t width, int64_t count, int32_t *into);

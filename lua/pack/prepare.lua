@@ -1,8 +1,8 @@
 --- Text files to a token cache, and checking a finished one. docs/data.md describes the files.
+local caches = require "pack.cache"
 local failure = require "pack.failure"
 local ffi = require "ffi"
 local files = require "pack.files"
-local json = require "pack.json"
 local native = require "pack.native"
 local tokenizers = require "pack.tokenizer"
 
@@ -132,60 +132,22 @@ function prepare.run(options)
   return result
 end
 
--- SHA-256 and bytes of files one after the other.
-local function sha256(paths, decompress)
-  local digits, bytes = ffi.new("char[65]"), ffi.new("int64_t[1]")
-  local list = ffi.new("const char *[?]", #paths, paths)
-  check(C.pk_files_sha256(list, #paths, decompress and 1 or 0, digits, bytes))
-  return ffi.string(digits), tonumber(bytes[0])
-end
-
-local function verify_split(folder, name, split, width)
-  local paths, tokens = {}, 0
-  for i, shard in ipairs(split.shards) do
-    paths[i] = folder .. "/" .. shard.file
-    tokens = tokens + shard.tokens
-    local digits, bytes = sha256({paths[i]}, false)
-    if shard.bytes and shard.bytes ~= bytes then
-      refuse("%s: %d bytes, the manifest says %d", paths[i], bytes, shard.bytes)
-    end
-    if digits ~= shard.sha256 then
-      refuse("%s: its SHA-256 is %s, the manifest says %s", paths[i], digits, shard.sha256)
-    end
-  end
-  local digits, bytes = sha256(paths, true)
-  if bytes ~= tokens * width or tokens ~= split.tokens then
-    refuse("%s: the shards of %s hold %d bytes, %d tokens of %d bytes are promised", folder, name, bytes, split.tokens, width)
-  end
-  if split.tokens_sha256 and digits ~= split.tokens_sha256 then
-    refuse("%s: the SHA-256 of the tokens of %s is %s, the manifest says %s", folder, name, digits, split.tokens_sha256)
-  end
-end
-
 --- Whether a folder holds a finished cache.
 function prepare.is_cache(folder)
   return files.kind(folder .. "/manifest.json") == "file"
 end
 
---- Reads every byte of a cache again and compares sizes and checksums with its manifest, and the manifest
--- with its identity. Returns the manifest. Errors: whatever does not agree, with the file's name.
+--- Opens a cache as training does, then reads every byte of it again and compares checksums with its manifest.
+-- Returns the manifest. Errors: whatever does not agree, with the file's name.
 function prepare.verify(folder)
-  local path = folder .. "/manifest.json"
-  local text, problem = files.read(path)
-  if not text then refuse("%s", problem) end
-  local manifest
-  manifest, problem = json.decode(text, path)
-  if not manifest then refuse("%s", problem) end
-  local digits = ffi.new("char[65]")
-  check(C.pk_json_identity(text, #text, path, digits))
-  if ffi.string(digits) ~= manifest.identity then
-    refuse("%s: altered: its identity is %s, it says %s", path, ffi.string(digits), tostring(manifest.identity))
-  end
-  local width = manifest.dtype == "<u4" and 4 or 2
-  for _, name in ipairs(splits) do
-    if manifest.splits[name] then verify_split(folder, name, manifest.splits[name], width) end
-  end
-  return manifest
+  local good, opened = pcall(caches.open, folder)
+  if not good then refuse("%s", (tostring(opened):gsub("^[^ ]*%.lua:%d+: ", ""))) end
+  local status = C.pk_cache_verify(opened.handle)
+  local problem = status ~= C.PK_OK and native.message()
+  opened:close()
+  if status == C.PK_INTERRUPTED then failure.interrupted() end
+  if problem then refuse("%s", problem) end
+  return opened.manifest
 end
 
 -- What a cache should say for the options, as far as they are given: {name, there, asked} rows.
