@@ -882,6 +882,22 @@ pk_status pk_prepare_finish(pk_prepare *prepare);
 /* Stops what has not finished, and removes what it wrote. */
 void pk_prepare_free(pk_prepare *prepare);
 
+/* Texts of one file, one after the other; ends[i] is the byte after text i. */
+typedef struct pk_documents {
+  char *text;
+  int64_t bytes;
+  int64_t *ends;
+  int64_t count;
+} pk_documents;
+
+/* 1 if the name of a file says that it holds JSON documents, or that it is compressed. */
+int pk_names_documents(const char *path);
+
+/* Reads the documents of such a file as a preparation would, by the field "text"; a .txt file is
+ * one. Owned: pk_documents_free. Errors name file and line; more than limit bytes of text. */
+pk_status pk_documents_read(const char *path, int64_t limit, pk_documents *documents);
+void pk_documents_free(pk_documents *documents);
+
 /* The paths that match a shell pattern, sorted, each followed by a newline; free with
  * pk_bytes_free. A path without wildcards is taken as it is, and so is one that is there, or the
  * folders at its beginning that are, whatever characters their names have. Errors: nothing matches

@@ -36,6 +36,8 @@ local trainer = pack.trainer.create(config,
 run:log("model: %d workers of %d parameters, %s, %s; %d steps of %d tokens", trainer.num_models,
   pack.llama.parameters(config.model), config.decentralized.topology,
   config.decentralized.scheme, trainer.total_steps, config.training.batch_tokens)
+local unread = pack.data.unread_note(data, trainer.total_steps, config.training.batch_tokens)
+if unread then run:log("%s", unread) end
 
 -- Training, and what came of it. A study adds its measurement to what is recorded of a step, such as
 --   on_step = function(row, trainer) row.spread = trainer:consensus_distance() end

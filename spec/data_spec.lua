@@ -32,6 +32,13 @@ describe("Data", function()
     check(9, 2)
   end)
 
+  it("that a run does not read to their end are told with its part", function()
+    local opened = {train = {count = 4001}}
+    assert.is_nil(data.unread_note(opened, 10, 400))
+    assert.equal("training reads the first 1001 of these tokens (25%) and nothing after them: its steps take no more",
+      data.unread_note(opened, 10, 100))
+  end)
+
   it("with more pieces than the model's vocabulary are refused", function()
     data.check_vocabulary(load(), "the tokenizer", 257)
     refused("model.vocab_size 257 is smaller than the 258 pieces of the tokenizer", data.check_vocabulary, load(),

@@ -118,6 +118,34 @@ describe("text.load", function()
     end
   end)
 
+  it("reads the documents of JSON and compressed files as preparing does, and holds out the last ones", function()
+    local lines, expected = {}, {}
+    for i = 1, 40 do
+      expected[i] = ("doc %02d"):format(i)
+      lines[i] = ('{"id":%d,"text":"doc \\u003%d%d","x":NaN}'):format(i, math.floor(i / 10), i % 10)
+    end
+    local content = table.concat(lines, "\n")
+    local data = require "spec.support.cache"
+    local plain = file("plain.txt", "plain text\n")
+    for name, packed in pairs {["a.jsonl"] = content, ["a.json"] = "[" .. table.concat(lines, ",") .. "]",
+                               ["a.jsonl.gz"] = data.gzip(content), ["a.ndjson.zst"] = data.zstd(content)} do
+      local loaded = load(file(name, packed), plain)
+      assert.equal(table.concat(expected, "|", 1, 38) .. "|plain text|", spell(loaded.train))
+      assert.equal("doc 39|doc 40|\n|", spell(loaded.validation))
+      assert.same({2, 41}, {loaded.files, loaded.documents})
+    end
+    assert.equal("plain text|", spell(load(file("b.txt.gz", data.gzip("plain text\n"))).train))
+    assert.equal("one |", spell(load(file("one.jsonl", '{"text":"one \\u0031"}')).train))
+    assert.same({"a|", "b|"}, {spell(load(file("two.jsonl", '{"text":"a"}\n{"text":"b"}')).train),
+      spell(load(folder .. "/two.jsonl").validation)})
+    refused('bad.jsonl:2: the object has no field "text" (data.text reads such files as recipes/prepare.lua does', load,
+      file("bad.jsonl", '{"text":"a"}\n{"body":"b"}'))
+    refused("none.jsonl: holds no documents", load, file("none.jsonl", ""))
+    local order = text.load {files = {folder .. "/a.jsonl"}, tokenizer = bytes, seed = 3}
+    assert.is_nil(spell(order.train):find("^doc 01"))
+    assert.equal(38 * 7, order.train.count)
+  end)
+
   it("gives the unigram entropy in nats", function()
     -- 40 bytes of two kinds, 20 each, and two EOS: 20/42, 20/42 and 2/42.
     local loaded = load(file("e.txt", ("ab"):rep(20)))

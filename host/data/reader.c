@@ -34,19 +34,27 @@ struct pk_reader {
   char *note;
 };
 
+/* The length of a name without an ending that says how it is compressed. */
+static size_t bare_length(const char *path) {
+  static const char *const coded[] = {".gz", ".gzip", ".zst", ".zstd"};
+  size_t length = strlen(path);
+  for (size_t i = 0; i < sizeof coded / sizeof *coded; i++) {
+    size_t ending = strlen(coded[i]);
+    if (length > ending && strcasecmp(path + length - ending, coded[i]) == 0)
+      return length - ending;
+  }
+  return length;
+}
+
+bool pk_reader_is_compressed(const char *path) {
+  return bare_length(path) < strlen(path);
+}
+
 /* The kind that the format or else the name says, or -1. */
 static int layout_of(const char *path, int format) {
   if (format == PK_FORMAT_TEXT) return LAYOUT_TEXT;
   if (format == PK_FORMAT_JSON) return LAYOUT_JSON_LINES;
-  size_t length = strlen(path);
-  static const char *const coded[] = {".gz", ".gzip", ".zst", ".zstd"};
-  for (size_t i = 0; i < sizeof coded / sizeof *coded; i++) {
-    size_t ending = strlen(coded[i]);
-    if (length > ending && strcasecmp(path + length - ending, coded[i]) == 0) {
-      length -= ending;
-      break;
-    }
-  }
+  size_t length = bare_length(path);
   static const struct {
     const char *ending;
     layout layout;
@@ -61,6 +69,10 @@ static int layout_of(const char *path, int format) {
     }
   }
   return -1;
+}
+
+bool pk_reader_is_json(const char *path) {
+  return layout_of(path, PK_FORMAT_BY_NAME) == LAYOUT_JSON_LINES;
 }
 
 pk_status pk_reader_create(const pk_reader_options *options, pk_reader **result) {

@@ -31,6 +31,10 @@ typedef struct pk_reader_options {
 /* The longest line, and the longest document, that a reader takes unless it is told otherwise. */
 #define PK_DOCUMENT_LIMIT ((int64_t)1 << 28)
 
+/* What the name of a file says. */
+bool pk_reader_is_json(const char *path);
+bool pk_reader_is_compressed(const char *path);
+
 typedef struct pk_reader_counts {
   int64_t documents; /* handed out */
   int64_t skipped;   /* bad ones */

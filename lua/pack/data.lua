@@ -38,7 +38,9 @@ local function from_text(config)
   local read = text.load {files = config.data.text or nil, tokenizer = tokenizer,
     seed = config.data.shuffle_seed}
   return {
-    name = "the text", description = ("text: %d files"):format(read.files), tokenizer = tokenizer,
+    name = "the text", tokenizer = tokenizer,
+    description = ("text: %d files"):format(read.files)
+      .. (read.documents > read.files and (", %d documents"):format(read.documents) or ""),
     train = read.train, validation = read.validation, validation_complete = true,
     unigram_entropy = read.unigram_entropy,
   }
@@ -66,6 +68,15 @@ function data.open(config)
   local opened = config.data.cache_dir and from_cache(config) or from_text(config)
   data.check_size(config, opened)
   return opened
+end
+
+--- What a run of so many steps of batch_tokens leaves unread of its training tokens, as a sentence, or nil if it
+-- reads all.
+function data.unread_note(opened, steps, batch_tokens)
+  local count, read = opened.train.count, steps * batch_tokens + 1
+  if read >= count then return nil end
+  return ("training reads the first %d of these tokens (%.3g%%) and nothing after them: its steps take no more")
+    :format(read, 100 * read / count)
 end
 
 --- Made-up data for a configuration, as data.open returns it, without anything held out: seeded random ids of its

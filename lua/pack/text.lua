@@ -1,6 +1,8 @@
 --- Text files as training and held-out tokens.
 --
--- Each file is one document. Its last part, about a twentieth, is held out: everything from the start of
+-- A file of text is one document; one of JSON, or a compressed one, holds those that recipes/prepare.lua would read
+-- from it. Of several documents of a file, the last ones with about a twentieth of its bytes are held out. Of a file
+-- that is one, its last part is, about a twentieth: everything from the start of
 -- the line in which its last 5% of bytes begin. Where that line began before the last 10% (long
 -- lines, or none), the cut is at the character at 95% instead. Both parts end with EOS, and no byte is in
 -- both, so that even files with the same content do not leak. The bytes are taken as they are.
@@ -68,20 +70,68 @@ local function read(path, limit)
   return ffi.cast("const uint8_t *", owned), tonumber(bytes[0]), owned
 end
 
--- Documents of all paths: {path, data, bytes, owner}. skip_empty: empty ones are left out, not refused.
+-- A text file as one document. skip_empty: an empty one is left out, not refused.
+local function read_text(path, limit, skip_empty)
+  local data, bytes, owner = read(path, limit)
+  if bytes == 0 and not skip_empty then failure.usage("%s: the file is empty", path) end
+  if bytes > 0 then check_text(path, data, bytes) end
+  return {path = path, data = data, bytes = bytes, owner = owner, count = bytes > 0 and 1 or 0}
+end
+
+-- A file of documents, by the readers of prepare.
+local function read_documents(path, limit)
+  local documents = ffi.gc(ffi.new("pk_documents"), C.pk_documents_free)
+  local status = C.pk_documents_read(path, limit, documents)
+  if status == C.PK_INTERRUPTED then failure.interrupted() end
+  if status ~= C.PK_OK then
+    failure.usage("%s (data.text reads such files as recipes/prepare.lua does, which has options for others)", native.message())
+  end
+  if documents.count == 0 then failure.usage("%s: holds no documents", path) end
+  return {path = path, data = ffi.cast("const uint8_t *", documents.text), bytes = tonumber(documents.bytes),
+    ends = documents.ends, owner = documents, count = tonumber(documents.count)}
+end
+
+-- The sources of all paths: {path, data, bytes, count, ends (where its documents end; nil: it is one), owner}.
 local function read_all(paths, skip_empty)
-  local documents, total = {}, 0
+  local sources, bytes, count = {}, 0, 0
   for _, path in ipairs(paths) do
-    local data, bytes, owner = read(path, most_bytes - total)
-    if bytes == 0 and not skip_empty then failure.usage("%s: the file is empty", path) end
-    if bytes > 0 then
-      check_text(path, data, bytes)
-      documents[#documents + 1] = {path = path, data = data, bytes = bytes, owner = owner}
-      total = total + bytes
+    local left = most_bytes - bytes
+    local source = C.pk_names_documents(path) ~= 0 and read_documents(path, left) or read_text(path, left, skip_empty)
+    if source.count > 0 then sources[#sources + 1] = source end
+    bytes, count = bytes + source.bytes, count + source.count
+  end
+  if count == 0 then failure.usage("there is no text: %d files, all empty", #paths) end
+  return sources, bytes, count
+end
+
+-- Of a file of several documents, the last ones that have about a twentieth of its bytes are held out, at least one.
+local function first_held_out(source)
+  local earliest, first = source.bytes * (1 - text.held_out), source.count - 1
+  while first > 1 and tonumber(source.ends[first - 2]) >= earliest do first = first - 1 end
+  return first
+end
+
+local document_array = ffi.typeof("struct { const uint8_t *data; double bytes, cut; }[?]")
+
+-- All documents, with the byte from which each is held out, and the bytes that are not.
+local function split(sources, count)
+  local documents, at, train_bytes = document_array(count), 0, 0
+  for _, source in ipairs(sources) do
+    local held_out, begin = source.count > 1 and first_held_out(source), 0
+    for i = 0, source.count - 1 do
+      local finish = source.ends and tonumber(source.ends[i]) or source.bytes
+      local document = documents[at]
+      document.data, document.bytes = source.data + begin, finish - begin
+      if held_out then
+        document.cut = i < held_out and document.bytes or 0
+      else
+        document.cut = text.cut(document.data, document.bytes)
+      end
+      train_bytes = train_bytes + document.cut
+      at, begin = at + 1, finish
     end
   end
-  if #documents == 0 then failure.usage("there is no text: %d files, all empty", #paths) end
-  return documents, total
+  return documents, train_bytes
 end
 
 -- A growing sequence of tokens with room for so many documents of so many bytes together.
@@ -165,44 +215,45 @@ function text.own_files()
   return paths
 end
 
--- The documents in an order of the seed's, so that the first part of a stream, which is all that a short run
--- sees, is of every kind.
-local function shuffled(documents, seed)
-  local order = ffi.new("int64_t[?]", math.max(1, #documents))
-  C.pk_random_permutation(seed, "text", #documents, order)
-  local reordered = {}
-  for i = 1, #documents do reordered[i] = documents[tonumber(order[i - 1]) + 1] end
-  return reordered
+-- The places of so many documents in an order of the seed's, so that the first part of a stream, which is all that a
+-- short run sees, is of every kind; without a seed, as they are.
+local function order_of(count, seed)
+  local order = ffi.new("int64_t[?]", count)
+  if seed then
+    C.pk_random_permutation(seed, "text", count, order)
+  else
+    for i = 0, count - 1 do order[i] = i end
+  end
+  return order
 end
 
 --- Reads text files as tokens.
 -- options: tokenizer; files, a list of paths, by default packlua's own text and sources; seed of an order in which
 -- the files follow each other (without one, the given order).
--- Returns {train, validation, files = their number, paths, bytes, unigram_entropy (of all tokens, in nats)};
+-- Returns {train, validation, files = their number, documents, paths, bytes, unigram_entropy (of all tokens, in nats)};
 -- train and validation are token streams {tokens = uint16_t or uint32_t array, count}.
 -- Raises usage errors that name the file: missing, a directory, empty, not text, too large.
 function text.load(options)
   local tokenizer = options.tokenizer
   local own = not options.files
   local paths = own and text.own_files() or options.files
-  local documents, total = read_all(paths, own)
-  local train_bytes = 0
-  for _, document in ipairs(documents) do
-    document.cut = text.cut(document.data, document.bytes)
-    train_bytes = train_bytes + document.cut
+  local sources, total, count = read_all(paths, own)
+  local documents, train_bytes = split(sources, count)
+  local order = order_of(count, options.seed)
+  local train = stream(tokenizer, count, train_bytes)
+  local validation = stream(tokenizer, count, total - train_bytes)
+  for i = 0, count - 1 do
+    local document = documents[order[i]]
+    append(train, tokenizer, document.data, document.cut)
+    append(validation, tokenizer, document.data + document.cut, document.bytes - document.cut)
   end
-  if options.seed then documents = shuffled(documents, options.seed) end
-  local train = stream(tokenizer, #documents, train_bytes)
-  local validation = stream(tokenizer, #documents, total - train_bytes)
   local kept = {}
-  for i, document in ipairs(documents) do
-    local cut = document.cut
-    append(train, tokenizer, document.data, cut)
-    append(validation, tokenizer, document.data + cut, document.bytes - cut)
-    kept[i] = document.path
+  for i = 1, #sources do
+    local place = count == #sources and tonumber(order[i - 1]) + 1 or i
+    kept[i] = sources[place].path
   end
   return {
-    train = train, validation = validation, files = #documents, paths = kept, bytes = total,
+    train = train, validation = validation, files = #sources, documents = count, paths = kept, bytes = total,
     unigram_entropy = text.unigram_entropy({train, validation}, tokenizer.vocab_size),
   }
 end
