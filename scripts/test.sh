@@ -157,7 +157,7 @@ check "C for aarch64" scripts/aarch64_check.sh
 # ordinary failure. Leaks are watched by the specs themselves: LuaJIT's memory is closed to LSan.
 export UBSAN_OPTIONS=print_stacktrace=1:exitcode=99
 if check "asan build" build_with asan; then
-  ASAN_OPTIONS=detect_leaks=0:exitcode=99 PACKLUA_TEST_CASES=2 halves "specs under ASan and UBSan" build-asan/packlua --exclude-tags=slow
+  ASAN_OPTIONS=detect_leaks=0:exitcode=99 PACKLUA_TEST_CASES=2 PACKLUA_TEST_PROGRAMS=200 halves "specs under ASan and UBSan" build-asan/packlua --exclude-tags=slow
 fi
 if check "tsan build" build_with tsan; then
   TSAN_OPTIONS=exitcode=99:halt_on_error=1:ignore_noninstrumented_modules=1 \
