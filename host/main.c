@@ -52,6 +52,7 @@ typedef struct invocation {
   char **argv;
   command_line options;
   char home[PATH_MAX];
+  int opened; /* the state has its libraries, and can be closed */
   int exit;
 } invocation;
 
@@ -125,6 +126,37 @@ static int load_home(lua_State *state) {
   return 1;
 }
 
+/* Loads a module of the library, "pack" or "pack.NAME", from its file; nothing if it has none.
+ * Lua's own search takes a file that cannot be opened, be it for lack of memory, for one that is
+ * not there. */
+static int load_module(lua_State *state) {
+  static const char *const forms[] = {"%s/lua/%s.lua", "%s/lua/%s/init.lua"};
+  const char *name = luaL_checkstring(state, 1);
+  if (strcmp(name, "pack") != 0 && strncmp(name, "pack.", strlen("pack.")) != 0) return 0;
+  const char *home = lua_tostring(state, lua_upvalueindex(1));
+  const char *place = luaL_gsub(state, name, ".", "/");
+  for (int i = 0; i < 2; i++) {
+    const char *path = lua_pushfstring(state, forms[i], home, place);
+    if (access(path, F_OK) != 0) continue;
+    if (luaL_loadfile(state, path) == 0) return 1;
+    return luaL_error(state, "cannot load module '%s': %s", name, lua_tostring(state, -1));
+  }
+  return 0;
+}
+
+/* Puts load_module before Lua's own search; package is on top. */
+static void add_loader(lua_State *state, const char *home) {
+  lua_getfield(state, -1, "loaders");
+  for (int i = (int)lua_objlen(state, -1); i >= 2; i--) { /* what is preloaded comes first */
+    lua_rawgeti(state, -1, i);
+    lua_rawseti(state, -2, i + 1);
+  }
+  lua_pushstring(state, home);
+  lua_pushcclosure(state, load_module, 1);
+  lua_rawseti(state, -2, 2);
+  lua_pop(state, 1);
+}
+
 /* What lua/pack gets from the program: the FFI declarations, its home, and the way to itself. */
 static void add_library(lua_State *state, const char *home) {
   lua_getglobal(state, "package");
@@ -141,6 +173,7 @@ static void add_library(lua_State *state, const char *home) {
                     lua_tostring(state, -1));
     lua_setfield(state, -3, "path");
     lua_pop(state, 1);
+    add_loader(state, home);
   }
   lua_pop(state, 1);
 }
@@ -239,6 +272,10 @@ static int protected_main(lua_State *state) {
   invocation *program = lua_touserdata(state, 1);
   lua_gc(state, LUA_GCSTOP, 0); /* nothing to collect while libraries open */
   luaL_openlibs(state);
+  lua_getglobal(state, "require"); /* ffi too: where it got half of its memory, closing crashes */
+  lua_pushliteral(state, "ffi");
+  lua_call(state, 1, 0);
+  program->opened = 1;
   lua_gc(state, LUA_GCRESTART, -1);
   add_library(state, program->home);
   set_arg(state, program->argc, program->argv, program->options.script);
@@ -275,6 +312,6 @@ int main(int argc, char **argv) {
     return PK_EXIT_FAILED;
   }
   if (lua_cpcall(state, protected_main, &program) != 0) program.exit = pk_call_report(state);
-  lua_close(state);
+  if (program.opened) lua_close(state);
   return finish(program.exit);
 }

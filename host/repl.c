@@ -1,5 +1,7 @@
 /* The prompt: reads lines, from a terminal or not, and runs what lua/pack/prompt.lua makes of them.
  */
+#include <errno.h>
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +17,7 @@ typedef struct session {
   int terminal;      /* there is somebody to show a prompt to */
   char *line;        /* the one to run; NULL at the end of input */
   int more, end;     /* the statement is not complete; it was :quit */
+  int failed;        /* input could not be read */
   /* Functions of lua/pack/prompt.lua in the registry. */
   int feed, show, complete;
 } session;
@@ -29,7 +32,7 @@ static void on_interrupt(int number) {
 }
 
 /* As pk_editor_read, without editing. */
-static int read_plain(const session *prompt, const char *text, char **line) {
+static int read_plain(session *prompt, const char *text, char **line) {
   struct sigaction before,
       action = {.sa_handler = on_interrupt}; /* no SA_RESTART: reading returns */
   if (prompt->terminal) fputs(text, stdout);
@@ -38,6 +41,7 @@ static int read_plain(const session *prompt, const char *text, char **line) {
   sigaction(SIGINT, &action, &before);
   size_t size = 0;
   ssize_t length = getline(line, &size, stdin);
+  int reason = errno;
   sigaction(SIGINT, &before, NULL);
   if (length >= 0 && strlen(*line) == (size_t)length) {
     (*line)[strcspn(*line, "\n")] = 0;
@@ -49,6 +53,10 @@ static int read_plain(const session *prompt, const char *text, char **line) {
   }
   free(*line);
   *line = NULL;
+  if (!feof(stdin) && !interrupted) {
+    fprintf(stderr, "packlua: standard input cannot be read: %s\n", strerror(reason));
+    prompt->failed = 1;
+  }
   clearerr(stdin);
   if (interrupted && prompt->terminal) putchar('\n');
   return interrupted ? PK_LINE_ABANDONED : PK_LINE_END;
@@ -56,9 +64,30 @@ static int read_plain(const session *prompt, const char *text, char **line) {
 
 /* --- running: all that touches the interpreter is protected, as it may run out of memory --- */
 
+/* Whether the value on top is what require puts in the place of a module while it loads: a light
+ * userdata, or in later releases of LuaJIT a number that nothing computes. */
+static int is_loading(lua_State *state) {
+  return lua_islightuserdata(state, -1) || (lua_type(state, -1) == LUA_TNUMBER &&
+                                            fpclassify(lua_tonumber(state, -1)) == FP_SUBNORMAL);
+}
+
+/* Forgets the modules whose loading failed half-way, so that they can be loaded again: require
+ * takes them for loops. */
+static int forget_half_loaded(lua_State *state) {
+  lua_getfield(state, LUA_REGISTRYINDEX, "_LOADED");
+  for (lua_pushnil(state); lua_next(state, -2); lua_pop(state, 1)) {
+    if (!is_loading(state)) continue;
+    lua_pushvalue(state, -2);
+    lua_pushnil(state);
+    lua_rawset(state, -5);
+  }
+  return 0;
+}
+
 static void report(lua_State *state, int status) {
   pk_call_report(state);
   if (status == LUA_ERRMEM) lua_gc(state, LUA_GCCOLLECT, 0);
+  if (lua_cpcall(state, forget_half_loaded, NULL) != 0) lua_pop(state, 1);
 }
 
 /* Calls the function of the prompt's module below its arguments. */
@@ -185,5 +214,5 @@ int pk_repl_run(lua_State *state, const char *home) {
   sigaction(SIGINT, &before, NULL);
   if (prompt.terminal && !prompt.end) putchar('\n');
   pk_editor_close(prompt.editor);
-  return 0;
+  return prompt.failed ? PK_EXIT_FAILED : 0;
 }

@@ -324,6 +324,26 @@ describe("the prompt", function()
       assert.is_truthy(err:find("'end' expected near '<eof>'", 1, true), err)
     end)
 
+    it("loads a module again whose loading failed", function()
+      support.write(folder .. "/broken.lua", "error('broken ' .. tostring(times))")
+      local out, err = answers(("package.path = '%s/?.lua'\nrequire 'broken'\ntimes = 2\nrequire 'broken'\n"):format(folder))
+      assert.equal("", out)
+      assert.is_truthy(err:find("broken nil", 1, true), err)
+      assert.is_truthy(err:find("broken 2", 1, true), err)
+    end)
+
+    it("says why a module of the library cannot be loaded", function()
+      local home = folder .. "/home"
+      assert.equal(0, (support.run(("mkdir -p %s/lua && cp -r %s/lua/pack %s/lua/pack && : > %s/lua/pack/extra.lua"):format(
+        home, require("pack.native").home(), home, home))))
+      local code, _, err = support.run(("PACKLUA_HOME=%s packlua -e 'require \"ffi\".cdef \"int setrlimit(int, void *);\" "
+        .. "local pack = require \"pack\"; local none = pack.version; ffi = require \"ffi\"; "
+        .. "ffi.C.setrlimit(7, ffi.new(\"unsigned long[2]\", 3, 3)); print(pack.extra)'"):format(home))
+      assert.equal(1, code)
+      assert.is_truthy(err:find("cannot load module 'pack.native': cannot open ", 1, true), err)
+      assert.is_truthy(err:find("Too many open files", 1, true), err)
+    end)
+
     it("keeps the last value as _, and the names of what a script calls local", function()
       assert.equal("5\n50\n", (answers "2 + 3\n_ * 10\n"))
       assert.equal("7\n", (answers "local a, b = 3, 4\na + b\n"))

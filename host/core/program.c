@@ -21,7 +21,7 @@
 struct pk_program {
   pk_context *context;
   int64_t number; /* of the context's recordings */
-  bool recording, failed;
+  bool recording;
   pk_recorded_list list;
   pk_tensor *results; /* shares of the storages that stay readable */
   int64_t n_results;
@@ -51,9 +51,7 @@ pk_status pk_program_begin(pk_context *context, pk_program **program) {
 pk_status pk_program_record(pk_program *program, const pk_call *call) {
   pk_recorded *entry;
   pk_status status = pk_recorded_create(call, &entry);
-  if (status == PK_OK) status = pk_recorded_append(&program->list, entry);
-  if (status != PK_OK) program->failed = true;
-  return status;
+  return status == PK_OK ? pk_recorded_append(&program->list, entry) : status;
 }
 
 /* --- planning --- */
@@ -168,7 +166,6 @@ pk_status pk_program_end(pk_program *program, const pk_tensor *const *results, i
                          int recompute) {
   if (!program->recording) return pk_fail(PK_INVALID, "the program is not being recorded");
   stop_recording(program);
-  if (program->failed) return pk_fail(PK_INVALID, "the program was not recorded whole");
   if (recompute < PK_RECOMPUTE_NONE || recompute > PK_RECOMPUTE_PRODUCTS)
     return pk_fail(PK_INVALID, "recompute %d is not a level", recompute);
   pk_program_plan *plan = &program->plan;

@@ -16,13 +16,19 @@ typedef struct declaration {
   int64_t bytes;
 } declaration;
 
+/* Text that grows. One that got no memory stays as it is and says so at its end. */
+typedef struct text_buffer {
+  char *text;
+  size_t bytes, room;
+  bool no_memory;
+} text_buffer;
+
 struct pk_safetensors_writer {
   pk_output output;
   pk_frame_writer *frames; /* of a compressed file, else NULL */
   bool complete;
-  FILE *header; /* the JSON so far, without its closing brace; NULL once it is written */
-  char *text;   /* of header */
-  size_t text_bytes;
+  text_buffer header; /* the JSON so far, without its closing brace */
+  bool has_header;    /* it is written */
   bool in_metadata;
   char **keys; /* of the metadata */
   int64_t key_count;
@@ -33,6 +39,53 @@ struct pk_safetensors_writer {
   int64_t written; /* and how much of it is there */
 };
 
+/* --- text --- */
+
+static void put_bytes(text_buffer *buffer, const char *text, size_t bytes) {
+  if (buffer->room - buffer->bytes < bytes && !buffer->no_memory) {
+    size_t room = 2 * buffer->room + bytes + 1024;
+    char *larger = realloc(buffer->text, room);
+    if (larger) {
+      buffer->text = larger;
+      buffer->room = room;
+    }
+    buffer->no_memory = !larger;
+  }
+  if (buffer->no_memory) return;
+  memcpy(buffer->text + buffer->bytes, text, bytes);
+  buffer->bytes += bytes;
+}
+
+static void put(text_buffer *buffer, const char *text) {
+  put_bytes(buffer, text, strlen(text));
+}
+
+static void put_integer(text_buffer *buffer, int64_t number) {
+  char digits[24];
+  snprintf(digits, sizeof digits, "%" PRId64, number);
+  put(buffer, digits);
+}
+
+/* Puts text as a JSON string. */
+static void put_string(text_buffer *buffer, const char *text) {
+  put(buffer, "\"");
+  for (const char *c = text; *c; c++) {
+    char escaped[8];
+    if (*c == '"' || *c == '\\') {
+      put(buffer, "\\");
+      put_bytes(buffer, c, 1);
+    } else if ((unsigned char)*c < 0x20) {
+      snprintf(escaped, sizeof escaped, "\\u%04x", (unsigned)*c);
+      put(buffer, escaped);
+    } else {
+      put_bytes(buffer, c, 1);
+    }
+  }
+  put(buffer, "\"");
+}
+
+/* --- making one --- */
+
 pk_status pk_safetensors_writer_create(const char *path, pk_safetensors_writer **writer) {
   *writer = NULL;
   pk_safetensors_writer *created = calloc(1, sizeof *created);
@@ -42,26 +95,20 @@ pk_status pk_safetensors_writer_create(const char *path, pk_safetensors_writer *
     free(created);
     return status;
   }
-  created->header = open_memstream(&created->text, &created->text_bytes);
-  if (!created->header) {
-    pk_safetensors_writer_free(created);
-    return pk_fail(PK_NO_MEMORY, "%s: no memory for a header", path);
-  }
-  fputc('{', created->header);
+  put(&created->header, "{");
   *writer = created;
   return PK_OK;
 }
 
 void pk_safetensors_writer_free(pk_safetensors_writer *writer) {
   if (!writer) return;
-  if (writer->header) fclose(writer->header);
   pk_frame_writer_free(writer->frames);
   pk_output_discard(&writer->output);
   for (int64_t i = 0; i < writer->key_count; i++) free(writer->keys[i]);
   for (int64_t i = 0; i < writer->count; i++) free(writer->tensors[i].name);
   free(writer->keys);
   free(writer->tensors);
-  free(writer->text);
+  free(writer->header.text);
   free(writer);
 }
 
@@ -80,21 +127,6 @@ static pk_status write_bytes(pk_safetensors_writer *writer, const void *data, in
 }
 
 /* --- the header --- */
-
-/* Writes text as a JSON string. */
-static void put_string(FILE *file, const char *text) {
-  fputc('"', file);
-  for (const char *c = text; *c; c++) {
-    if (*c == '"' || *c == '\\') {
-      fprintf(file, "\\%c", *c);
-    } else if ((unsigned char)*c < 0x20) {
-      fprintf(file, "\\u%04x", (unsigned)*c);
-    } else {
-      fputc(*c, file);
-    }
-  }
-  fputc('"', file);
-}
 
 static pk_status check_text(const pk_safetensors_writer *writer, const char *text) {
   int64_t offset;
@@ -122,7 +154,7 @@ pk_status pk_safetensors_writer_metadata(pk_safetensors_writer *writer, const ch
                                          const char *value) {
   pk_status status = check_open(writer);
   if (status) return status;
-  if (!writer->header || writer->count > 0) {
+  if (writer->has_header || writer->count > 0) {
     return pk_fail(PK_INVALID, "%s: the metadata '%.200s' comes after a tensor",
                    writer->output.path, key);
   }
@@ -131,11 +163,11 @@ pk_status pk_safetensors_writer_metadata(pk_safetensors_writer *writer, const ch
   if (!status) status = grow((void **)&writer->keys, writer->key_count, sizeof *writer->keys);
   if (!status) status = append_copy(key, &writer->keys[writer->key_count]);
   if (status) return status;
-  fputs(writer->key_count == 0 ? "\"__metadata__\":{" : ",", writer->header);
+  put(&writer->header, writer->key_count == 0 ? "\"__metadata__\":{" : ",");
   writer->key_count++;
-  put_string(writer->header, key);
-  fputc(':', writer->header);
-  put_string(writer->header, value);
+  put_string(&writer->header, key);
+  put(&writer->header, ":");
+  put_string(&writer->header, value);
   writer->in_metadata = true;
   return PK_OK;
 }
@@ -143,7 +175,7 @@ pk_status pk_safetensors_writer_metadata(pk_safetensors_writer *writer, const ch
 static pk_status check_declaration(const pk_safetensors_writer *writer, const char *name,
                                    const char *dtype, int rank, const int64_t *shape,
                                    int64_t *bytes) {
-  if (!writer->header) return pk_fail(PK_INVALID, "is declared after data");
+  if (writer->has_header) return pk_fail(PK_INVALID, "is declared after data");
   if (strcmp(name, "__metadata__") == 0) return pk_fail(PK_INVALID, "is not a name for a tensor");
   int64_t element = pk_safetensors_dtype_size(dtype);
   if (element == 0) return pk_fail(PK_INVALID, "dtype '%.40s' is not known", dtype);
@@ -177,14 +209,23 @@ pk_status pk_safetensors_writer_declare(pk_safetensors_writer *writer, const cha
   status = grow((void **)&writer->tensors, writer->count, sizeof *writer->tensors);
   if (!status) status = append_copy(name, &writer->tensors[writer->count].name);
   if (status) return status;
-  if (writer->in_metadata) fputc('}', writer->header);
+  text_buffer *header = &writer->header;
+  if (writer->in_metadata) put(header, "}");
   writer->in_metadata = false;
-  if (writer->count > 0 || writer->key_count > 0) fputc(',', writer->header);
-  put_string(writer->header, name);
-  fprintf(writer->header, ":{\"dtype\":\"%s\",\"shape\":[", dtype);
-  for (int d = 0; d < rank; d++) fprintf(writer->header, d ? ",%" PRId64 : "%" PRId64, shape[d]);
-  fprintf(writer->header, "],\"data_offsets\":[%" PRId64 ",%" PRId64 "]}", writer->bytes,
-          writer->bytes + bytes);
+  if (writer->count > 0 || writer->key_count > 0) put(header, ",");
+  put_string(header, name);
+  put(header, ":{\"dtype\":\"");
+  put(header, dtype);
+  put(header, "\",\"shape\":[");
+  for (int d = 0; d < rank; d++) {
+    if (d > 0) put(header, ",");
+    put_integer(header, shape[d]);
+  }
+  put(header, "],\"data_offsets\":[");
+  put_integer(header, writer->bytes);
+  put(header, ",");
+  put_integer(header, writer->bytes + bytes);
+  put(header, "]}");
   writer->tensors[writer->count++].bytes = bytes;
   writer->bytes += bytes;
   return PK_OK;
@@ -223,21 +264,19 @@ static pk_status check_names(const pk_safetensors_writer *writer) {
 static pk_status write_header(pk_safetensors_writer *writer) {
   pk_status status = check_names(writer);
   if (status) return status;
-  fputs(writer->in_metadata ? "}}" : "}", writer->header);
-  long bytes = ftell(writer->header);
-  for (; bytes % HEADER_ALIGNMENT != 0; bytes++) fputc(' ', writer->header);
-  bool failed = ferror(writer->header) != 0;
-  failed = fclose(writer->header) != 0 || failed;
-  writer->header = NULL;
-  uint64_t stated = (uint64_t)bytes;
-  if (failed || bytes < 0) {
+  text_buffer *header = &writer->header;
+  put(header, writer->in_metadata ? "}}" : "}");
+  while (header->bytes % HEADER_ALIGNMENT != 0 && !header->no_memory) put(header, " ");
+  writer->has_header = true;
+  uint64_t stated = header->bytes;
+  if (header->no_memory) {
     status = pk_fail(PK_NO_MEMORY, "%s: no memory for the header", writer->output.path);
-  } else if (bytes > PK_SAFETENSORS_HEADER) {
-    status = pk_fail(PK_INVALID, "%s: a header of %ld bytes; the largest allowed has %d",
-                     writer->output.path, bytes, PK_SAFETENSORS_HEADER);
+  } else if (stated > PK_SAFETENSORS_HEADER) {
+    status = pk_fail(PK_INVALID, "%s: a header of %" PRIu64 " bytes; the largest allowed has %d",
+                     writer->output.path, stated, PK_SAFETENSORS_HEADER);
   } else {
     status = write_bytes(writer, &stated, sizeof stated);
-    return status ? status : write_bytes(writer, writer->text, bytes);
+    return status ? status : write_bytes(writer, header->text, (int64_t)stated);
   }
   pk_output_discard(&writer->output);
   return status;
@@ -257,7 +296,7 @@ static void skip_complete(pk_safetensors_writer *writer) {
 pk_status pk_safetensors_writer_data(pk_safetensors_writer *writer, const void *data,
                                      int64_t bytes) {
   pk_status status = check_open(writer);
-  if (!status && writer->header) status = write_header(writer);
+  if (!status && !writer->has_header) status = write_header(writer);
   if (status || bytes == 0) return status;
   skip_complete(writer);
   if (writer->current == writer->count) {
@@ -289,7 +328,7 @@ static pk_status check_data(pk_safetensors_writer *writer) {
 
 pk_status pk_safetensors_writer_complete(pk_safetensors_writer *writer, const char **temporary) {
   pk_status status = check_open(writer);
-  if (!status && writer->header) status = write_header(writer);
+  if (!status && !writer->has_header) status = write_header(writer);
   if (!status) status = check_data(writer);
   if (status) return status;
   if (writer->frames) status = pk_frame_writer_end(writer->frames);

@@ -2,6 +2,7 @@
  * that a double cannot hold, NaN, control characters, NUL, bytes that are not UTF-8, deep nesting.
  */
 #include <cJSON.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,14 +26,26 @@ static int64_t count_digits(const char *text) {
   return count;
 }
 
-/* Whether token is a number as RFC 8259 writes it: one that does not begin with a plus, a point or
- * a 0 before other digits, nor has a point without digits behind it. */
-static bool is_number(const char *token) {
-  const char *p = token + (*token == '-'), *point = strchr(token, '.');
+/* Whether token is a number as RFC 8259 writes it; *whole says that it is written as an integer. */
+static bool is_number(const char *token, bool *whole) {
+  const char *p = token + (*token == '-');
   int64_t digits = count_digits(p);
   if (digits == 0 || (digits > 1 && *p == '0')) return false;
-  if (point && count_digits(point + 1) == 0) return false;
-  return pk_number_is_decimal(token);
+  p += digits;
+  *whole = *p == '\0';
+  if (*p == '.') {
+    digits = count_digits(++p);
+    if (digits == 0) return false;
+    p += digits;
+  }
+  if (*p == 'e' || *p == 'E') {
+    p++;
+    p += *p == '+' || *p == '-';
+    digits = count_digits(p);
+    if (digits == 0) return false;
+    p += digits;
+  }
+  return *p == '\0';
 }
 
 /* Checks the number, or the word in a number's place, at *offset and moves past it. */
@@ -51,10 +64,14 @@ static pk_status scan_number(const source *s, int64_t *offset) {
   memcpy(token, s->text + start, (size_t)(end - start));
   token[end - start] = '\0';
   if (!strcmp(token, "true") || !strcmp(token, "false") || !strcmp(token, "null")) return PK_OK;
-  if (!is_number(token)) return FAIL(s, start, "%s is not JSON", token);
-  double number;
-  const char *defect = pk_number_read(token, &number);
-  return defect ? FAIL(s, start, "%s %s", token, defect) : PK_OK;
+  bool whole;
+  if (!is_number(token, &whole)) return FAIL(s, start, "%s is not JSON", token);
+  double number = strtod(token, NULL);
+  if (!isfinite(number)) return FAIL(s, start, "%s is too large for a number", token);
+  if (whole && fabs(number) >= PK_VALUE_INTEGER_LIMIT) {
+    return FAIL(s, start, "the integer %s is not below 2^53 in magnitude", token);
+  }
+  return PK_OK;
 }
 
 /* Checks the string whose quotation mark is at *offset and moves past it. */
@@ -111,6 +128,29 @@ static pk_status scan(const source *s) {
   return PK_OK;
 }
 
+/* --- cJSON's memory: it does not say why it fails --- */
+
+static _Thread_local bool memory_refused;
+
+static void *allocate(size_t bytes) {
+  void *memory = malloc(bytes);
+  if (!memory) memory_refused = true;
+  return memory;
+}
+
+static void set_hooks(void) {
+  cJSON_InitHooks(&(cJSON_Hooks){.malloc_fn = allocate, .free_fn = free});
+}
+
+static cJSON *parse(const source *s, const char **end) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, set_hooks);
+  memory_refused = false;
+  return cJSON_ParseWithLengthOpts(s->text, (size_t)s->bytes, end, 0);
+}
+
+/* --- the tree --- */
+
 static pk_status convert(const cJSON *json, pk_value **result) {
   int kind = cJSON_IsNull(json)     ? PK_VALUE_NULL
              : cJSON_IsBool(json)   ? PK_VALUE_BOOLEAN
@@ -145,20 +185,6 @@ static pk_status convert(const cJSON *json, pk_value **result) {
   return PK_OK;
 }
 
-/* cJSON does not tell a text that is no JSON from memory that it did not get. */
-static _Thread_local bool refused;
-
-static void *allocate(size_t bytes) {
-  void *block = malloc(bytes);
-  if (!block) refused = true;
-  return block;
-}
-
-static void set_hooks(void) {
-  cJSON_Hooks hooks = {allocate, free};
-  cJSON_InitHooks(&hooks);
-}
-
 pk_status pk_value_from_json(const char *text, int64_t bytes, const char *name, pk_value **root) {
   *root = NULL;
   source s = {text, bytes, name};
@@ -167,12 +193,9 @@ pk_status pk_value_from_json(const char *text, int64_t bytes, const char *name, 
   if (status) return status;
   const char *end = NULL;
   pk_value *value = NULL;
-  static pthread_once_t once = PTHREAD_ONCE_INIT;
-  pthread_once(&once, set_hooks);
-  refused = false;
-  cJSON *json = cJSON_ParseWithLengthOpts(text, (size_t)bytes, &end, 0);
-  if (!json && refused) {
-    status = pk_fail(PK_NO_MEMORY, "%s: no memory to read JSON", name);
+  cJSON *json = parse(&s, &end);
+  if (!json && memory_refused) {
+    status = pk_fail(PK_NO_MEMORY, "%s: no memory for its values", name);
     goto done;
   }
   if (!json) {

@@ -16,12 +16,22 @@ enum {
   INSTRUCTIONS = 10000000,     /* in total */
   INSTRUCTIONS_PER_LOOK = 100, /* so few because one of them may copy tens of megabytes */
   SECONDS = 5,                 /* of this thread's time: what such copying is bounded by */
-  PATH_BYTES = 256
+  PATH_BYTES = 256,
+  OPENING_BYTES = 64 << 10, /* a new state takes about 10 KiB */
+  ALIGNMENT = 16
 };
 
 #define MEMORY_LIMIT ((size_t)MEMORY_MIB << 20)
 
+/* What a new state is made of: LuaJIT does not survive it if it gets a part of that and no more. */
+typedef struct opening {
+  char *memory;
+  size_t used;
+  bool over; /* the state is there: what it asks for now may be refused */
+} opening;
+
 typedef struct sandbox {
+  opening opening;
   const char *text;
   size_t bytes;
   const char *name;
@@ -42,11 +52,29 @@ static double thread_seconds(void) {
   return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
+static bool is_of_opening(const opening *from, const void *block) {
+  const char *at = block;
+  return at >= from->memory && at < from->memory + OPENING_BYTES;
+}
+
+/* realloc, from what is kept for a state that opens, as long as there is some. */
+static void *move_block(opening *from, void *block, size_t old_bytes, size_t bytes) {
+  bool kept = is_of_opening(from, block);
+  if (from->over && !kept) return realloc(block, bytes);
+  bool fits = !from->over && bytes <= OPENING_BYTES - from->used;
+  char *moved = fits ? from->memory + from->used : malloc(bytes);
+  if (fits) from->used += (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+  if (!moved || !block) return moved;
+  memcpy(moved, block, old_bytes < bytes ? old_bytes : bytes);
+  if (!kept) free(block);
+  return moved;
+}
+
 static void *allocate(void *user, void *block, size_t old_bytes, size_t bytes) {
   sandbox *box = user;
   if (!block) old_bytes = 0;
   if (bytes == 0) {
-    free(block);
+    if (!is_of_opening(&box->opening, block)) free(block);
     box->memory -= old_bytes;
     return NULL;
   }
@@ -54,7 +82,7 @@ static void *allocate(void *user, void *block, size_t old_bytes, size_t bytes) {
     box->memory_refused = true;
     return NULL;
   }
-  void *moved = realloc(block, bytes);
+  void *moved = move_block(&box->opening, block, old_bytes, bytes);
   if (moved) box->memory += bytes - old_bytes;
   return moved;
 }
@@ -249,25 +277,10 @@ static pk_value *copy(lua_State *state, sandbox *box, int depth) {
   return NULL;
 }
 
-/* Reading a variable that nobody has set. Without it a misspelt one would be nil, and so its key at
- * its default. */
-static int refuse_undefined(lua_State *state) {
-  const char *name = lua_type(state, 2) == LUA_TSTRING ? lua_tostring(state, 2) : "?";
-  return luaL_error(state, "there is no variable '%s' (a configuration has no libraries)", name);
-}
-
-static void refuse_undefined_globals(lua_State *state) {
-  lua_createtable(state, 0, 1);
-  lua_pushcfunction(state, refuse_undefined);
-  lua_setfield(state, -2, "__index");
-  lua_setmetatable(state, LUA_GLOBALSINDEX);
-}
-
 /* Runs protected, so that whatever Lua throws comes back as a status. */
 static int run(lua_State *state) {
   sandbox *box = lua_touserdata(state, 1);
   luaL_checkstack(state, 4 * PK_VALUE_DEPTH, "nesting");
-  refuse_undefined_globals(state);
   lua_pushfstring(state, "@%s", box->name);
   int status = luaL_loadbufferx(state, box->text, box->bytes, lua_tostring(state, -1), "t");
   if (status) return lua_error(state);
@@ -298,12 +311,18 @@ pk_status pk_value_from_lua(const char *text, int64_t bytes, const char *name, p
     return pk_fail(PK_FORMAT, "%s: is bytecode; only Lua text is read", name);
   sandbox box = {.text = text, .bytes = (size_t)bytes, .name = name, .line = 1};
   box.deadline = thread_seconds() + SECONDS;
-  lua_State *state = lua_newstate(allocate, &box);
-  if (!state) return pk_fail(PK_NO_MEMORY, "%s: no memory for a Lua state", name);
+  box.opening.memory = malloc(OPENING_BYTES);
+  lua_State *state = box.opening.memory ? lua_newstate(allocate, &box) : NULL;
+  if (!state) {
+    free(box.opening.memory);
+    return pk_fail(PK_NO_MEMORY, "%s: no memory for a Lua state", name);
+  }
+  box.opening.over = true;
   luaJIT_setmode(state, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_OFF);
   int error = lua_cpcall(state, run, &box);
   pk_status status = error ? explain(&box, state, error) : box.status;
   lua_close(state);
+  free(box.opening.memory);
   if (status) {
     pk_value_free(box.root);
   } else {

@@ -20,13 +20,19 @@ pack.functions = {
   compile = {"program", "compile"},
 }
 
+-- A file is asked for by its name and not opened, which may fail for other reasons than that there is none.
+local function is_module(module)
+  if package.loaded[module] or package.preload[module] then return true end
+  local native = require "pack.native"
+  local path = ("%s/lua/%s.lua"):format(native.home(), (module:gsub("%.", "/")))
+  return native.C.pk_path_kind(path) ~= 0 or package.searchpath(module, package.path) ~= nil
+end
+
 local function find(name)
   local place = pack.functions[name]
   if place then return require("pack." .. place[1])[place[2]] end
   local module = "pack." .. name
-  if package.loaded[module] or package.preload[module] or package.searchpath(module, package.path) then
-    return require(module)
-  end
+  if is_module(module) then return require(module) end
   if require("pack.dispatch").operations[name] then return require("pack.ops")[name] end
 end
 
