@@ -129,6 +129,7 @@ specs specs build/packlua
 
 # The emulated CUDA device, where its library is part of the builds (CUDA's headers are there): its specs are among those
 # above; here its kernels under sanitizers, with fewer shapes.
+check "failing allocations and files" scripts/faults.sh --sample
 check "planted faults" build/packlua scripts/emu_faults.lua build
 check "kernels by nvcc" scripts/cuda_resources.sh
 
