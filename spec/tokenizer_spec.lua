@@ -102,6 +102,59 @@ describe("A SentencePiece tokenizer", function()
     assert.equal("aé\n\0", tokenizer:decode(tokenizer:encode("aé\n\0")))
   end)
 
+  -- A charsmap of one rule, A to a, as SentencePiece packs it: 256 units of a double array, and the text.
+  local function charsmap(change)
+    local units = require("ffi").new("uint32_t[256]")
+    for i = 0, 255 do units[i] = 2 ^ 31 + 255 end
+    units[0] = 1 * 1024 -- the root: A leads to 1 xor 65
+    units[64] = 65 + 256 + 66 * 1024 -- has a key, whose value is at 64 xor 66
+    units[2] = 2 ^ 31 -- the text at 0
+    local texts = change and change(units) or "a\0"
+    return "\0\4\0\0" .. require("ffi").string(units, 1024) .. texts
+  end
+
+  it("follows the normalization rules of the model", function()
+    local tokenizer = tokenizers.open(model_file({"▁a", "a", "b", "▁"}, {charsmap = charsmap()}))
+    assert.same(tokenizer:encode("aba"), tokenizer:encode("AbA"))
+  end)
+
+  it("refuses rules that lead the library out of them", function()
+    local function refused(problem, bytes)
+      cache.refuses("damaged: " .. problem, tokenizers.open, model_file({"a"}, {charsmap = bytes}))
+    end
+    local function changed(place, unit) return charsmap(function(units) units[place] = unit end) end
+    refused("its trie leads out of itself", changed(0, 256 * 1024))
+    refused("its trie leads out of itself", changed(64, 65 + 2 ^ 20 * 1024))
+    refused("its trie leads out of itself", changed(64, 65 + 512 + 2 * 1024))
+    refused("its trie leads out of its texts", changed(2, 2 ^ 31 + 2))
+    refused("its trie has a circle", changed(64, 65 + 65 * 1024)) -- A leads to itself, by A
+    refused("its last text has no end", charsmap(function() return "a" end))
+    refused("it is cut off", charsmap():sub(1, 1028))
+    refused("it is cut off", "abc")
+    refused("the size of its trie", "\1" .. charsmap():sub(2))
+    refused("its trie leads out of itself", "\0\4\0\0" .. ("\255"):rep(1024) .. "abc\0")
+    cache.refuses("it is not encoded as one", function()
+      support.write(folder .. "/group.model", cache.model {"a"} .. "\x1b\x1c") -- a group, which protobuf would skip
+      tokenizers.open(folder .. "/group.model")
+    end)
+  end)
+
+  it("gives back U+2581, which stands for a space in pieces, where the model has bytes", function()
+    for _, kind in ipairs {"bpe", "unigram"} do
+      local tokenizer = tokenizers.open(model_file({"a", "▁a", "▁", "▁▁"}, {byte_fallback = true, type = kind}))
+      local words = {"▁", "a", " ", "  ", "é", "▂", "▁▁", "\n"}
+      for seed = 1, 300 do
+        local text = random_text(seed, words, seed % 12)
+        assert.equal(text, tokenizer:decode(tokenizer:encode(text)))
+      end
+      local long = ("a ▁ b"):rep(3000)
+      assert.equal(long, tokenizer:decode(tokenizer:encode(long)))
+      assert.same({260, 3 + 0xe2, 3 + 0x96, 3 + 0x81, 259}, tokenizer:encode("a▁a"))
+    end
+    local without = tokenizers.open(model_file {"a", "▁a", "▁"})
+    assert.equal("a a", without:decode(without:encode("a▁a")))
+  end)
+
   it("refuses files that are no models, or have no end of text", function()
     support.write(folder .. "/bad.model", ("not a model"):rep(100))
     cache.refuses("bad.model: not a SentencePiece model", tokenizers.open, folder .. "/bad.model")

@@ -6,7 +6,13 @@
 // piece, no merge ever crosses it, and the parts on both sides can be encoded on their own with the
 // same result. That holds for BPE models without normalization rules; with other models a text is
 // encoded whole.
+//
+// To the library the character that it writes for a space, U+2581, is a space. Where a model has
+// pieces for bytes and changes nothing else in a text, the character is spelled by its three bytes,
+// so that decoding gives it back.
 #include "data/sentencepiece.h"
+
+#include "data/charsmap.h"
 
 #include <sentencepiece_processor.h>
 
@@ -23,6 +29,7 @@ namespace {
 constexpr int64_t kPart = 4096;       // bytes after which a place to cut is looked for
 constexpr int64_t kLongest = 8 << 20; // of a text that cannot be cut
 constexpr uint32_t kSpace = 0x2581;   // what the library writes for a space
+constexpr char kSpaceText[] = "\xe2\x96\x81";
 
 // What the model file says about itself, read from its protobuf encoding
 // (sentencepiece_model.proto).
@@ -33,6 +40,7 @@ struct Settings {
   bool has_rules = false;
   bool removes_spaces = true;
   bool escapes_spaces = true;
+  const char *problem = nullptr; // why the library must not see the model
 };
 
 struct Wire {
@@ -48,10 +56,11 @@ struct Wire {
     return false;
   }
 
-  // The next field: its number, and its value or its bytes.
+  // The next field: its number, and its value or its bytes. Whatever the library might take for
+  // something else, such as groups, is refused: tags have 32 bits.
   bool field(uint64_t *number, uint64_t *value, Wire *inner) {
     uint64_t tag, length;
-    if (at == end || !varint(&tag)) return false;
+    if (!varint(&tag) || tag > UINT32_MAX) return false;
     *number = tag >> 3;
     *value = 0;
     *inner = Wire{at, at};
@@ -71,41 +80,56 @@ struct Wire {
       return false;
     }
     if (length > static_cast<uint64_t>(end - at)) return false;
-    *inner = Wire{at, at + length};
+    if ((tag & 7) == 2) *inner = Wire{at, at + length};
     at += length;
     return true;
   }
 };
 
-void read_trainer(Wire wire, Settings *settings) {
+bool read_trainer(Wire wire, Settings *settings) {
   uint64_t number, value;
   Wire inner;
-  while (wire.field(&number, &value, &inner)) {
+  while (wire.at < wire.end) {
+    if (!wire.field(&number, &value, &inner)) return false;
     if (number == 3) settings->bpe = value == 2;
     if (number == 24) settings->space_is_suffix = value != 0;
     if (number == 35) settings->byte_fallback = value != 0;
   }
+  return true;
 }
 
-void read_normalizer(Wire wire, Settings *settings) {
+bool read_normalizer(Wire wire, Settings *settings) {
   uint64_t number, value;
   Wire inner;
-  while (wire.field(&number, &value, &inner)) {
-    if (number == 2) settings->has_rules = inner.at < inner.end;
+  while (wire.at < wire.end) {
+    if (!wire.field(&number, &value, &inner)) return false;
+    if (number == 2) {
+      auto size = static_cast<size_t>(inner.end - inner.at);
+      const char *problem = pk_charsmap_problem(reinterpret_cast<const char *>(inner.at), size);
+      settings->has_rules = size > 0;
+      if (problem) settings->problem = problem;
+    }
     if (number == 4) settings->removes_spaces = value != 0;
     if (number == 5) settings->escapes_spaces = value != 0;
   }
+  return true;
 }
 
+// Field 3 is the normalizer, 5 the one of decoded text.
 Settings read_settings(const char *model, int64_t bytes) {
-  Settings settings;
+  Settings settings, decoding;
   auto begin = reinterpret_cast<const unsigned char *>(model);
   Wire wire{begin, begin + bytes}, inner;
   uint64_t number, value;
-  while (wire.field(&number, &value, &inner)) {
-    if (number == 2) read_trainer(inner, &settings);
-    if (number == 3) read_normalizer(inner, &settings);
+  bool good = true;
+  while (wire.at < wire.end && good) {
+    good = wire.field(&number, &value, &inner);
+    if (good && number == 2) good = read_trainer(inner, &settings);
+    if (good && number == 3) good = read_normalizer(inner, &settings);
+    if (good && number == 5) good = read_normalizer(inner, &decoding);
   }
+  if (!settings.problem) settings.problem = decoding.problem;
+  if (!good) settings.problem = "it is not encoded as one";
   return settings;
 }
 
@@ -150,6 +174,7 @@ struct pk_spm {
   sentencepiece::SentencePieceProcessor rest;  // without the space that is put before a text
   bool by_parts = false;
   bool byte_fallback = false;
+  std::vector<int> space_bytes; // the pieces that spell U+2581; empty: it becomes a space
   std::unordered_set<uint64_t> neighbours; // pairs of characters inside a piece
   std::unordered_set<uint32_t> known;      // characters that are a piece
 
@@ -175,6 +200,25 @@ struct pk_spm {
     return bytes;
   }
 
+  void learn_space() {
+    for (const char *piece : {"<0xE2>", "<0x96>", "<0x81>"}) {
+      int id = whole.PieceToId(piece);
+      if (!whole.IsByte(id)) {
+        space_bytes.clear();
+        return;
+      }
+      space_bytes.push_back(id);
+    }
+  }
+
+  // Where the text that the library may see ends: at the next U+2581 that is to be spelled.
+  int64_t plain_end(const char *text, int64_t from, int64_t bytes) const {
+    if (space_bytes.empty()) return bytes;
+    auto left = static_cast<size_t>(bytes - from);
+    auto found = static_cast<const char *>(memmem(text + from, left, kSpaceText, 3));
+    return found ? found - text : bytes;
+  }
+
   void learn_pieces() {
     for (int id = 0; id < whole.GetPieceSize(); id++) {
       const std::string &piece = whole.IdToPiece(id);
@@ -197,6 +241,11 @@ struct pk_spm {
 };
 
 static pk_spm *open_model(const char *model, int64_t bytes, std::string *problem) {
+  Settings settings = read_settings(model, bytes);
+  if (settings.problem) {
+    *problem = std::string("not a SentencePiece model, or damaged: ") + settings.problem;
+    return nullptr;
+  }
   std::unique_ptr<pk_spm> spm(new pk_spm);
   std::string text(model, static_cast<size_t>(bytes));
   auto status = spm->whole.LoadFromSerializedProto(text);
@@ -204,14 +253,17 @@ static pk_spm *open_model(const char *model, int64_t bytes, std::string *problem
     *problem = "not a SentencePiece model: " + status.ToString();
     return nullptr;
   }
-  Settings settings = read_settings(model, bytes);
   spm->byte_fallback = settings.byte_fallback;
   spm->by_parts = settings.bpe && !settings.space_is_suffix && !settings.has_rules &&
                   !settings.removes_spaces && settings.escapes_spaces;
-  if (spm->by_parts) {
+  bool keeps_text = !settings.space_is_suffix && !settings.has_rules && !settings.removes_spaces &&
+                    settings.escapes_spaces;
+  if (spm->by_parts || (keeps_text && spm->byte_fallback)) {
     // Protobuf merges a message that comes twice: normalizer_spec { add_dummy_prefix: false }.
     text += std::string("\x1a\x02\x18\x00", 4);
-    spm->by_parts = spm->rest.LoadFromSerializedProto(text).ok();
+    bool good = spm->rest.LoadFromSerializedProto(text).ok();
+    spm->by_parts = spm->by_parts && good;
+    if (good && spm->byte_fallback) spm->learn_space();
   }
   if (spm->by_parts) spm->learn_pieces();
   return spm.release();
@@ -254,8 +306,18 @@ int64_t pk_spm_unknown(const pk_spm *spm) {
 static void encode(const pk_spm *spm, const char *text, int64_t bytes, pk_spm_take take,
                    void *target, std::string *problem) {
   std::vector<int> ids;
+  int64_t end = spm->plain_end(text, 0, bytes);
   for (int64_t from = 0; from < bytes;) {
-    int64_t to = spm->by_parts ? spm->cut(text, from, bytes) : bytes;
+    if (from == end) {
+      if (take(target, spm->space_bytes.data(), 3)) {
+        *problem = "no memory for the tokens";
+        return;
+      }
+      from += 3;
+      end = spm->plain_end(text, from, bytes);
+      continue;
+    }
+    int64_t to = spm->by_parts ? spm->cut(text, from, end) : end;
     if (to - from > kLongest) {
       *problem = "a text of " + std::to_string(to - from) +
                  " bytes without a place where it may be cut; at most " + std::to_string(kLongest) +

@@ -52,7 +52,8 @@ end
 local kinds = {normal = 1, unknown = 2, control = 3, byte = 6}
 
 --- The text of a SentencePiece model file: pieces <unk>, <s>, </s>, then the given ones, better ones
--- first; options: type ("bpe" or "unigram"), byte_fallback, rules = true (removes doubled spaces).
+-- first; options: type ("bpe" or "unigram"), byte_fallback, rules = true (removes doubled spaces), charsmap (bytes),
+-- dummy_prefix = false, bos (a piece instead of <s>, or false for none).
 function cache.model(pieces, options)
   options = options or {}
   local parts = {}
@@ -60,7 +61,7 @@ function cache.model(pieces, options)
     parts[#parts + 1] = field(1, field(1, piece) .. varint(2 * 8 + 5) .. float(score) .. field(3, kinds[kind]))
   end
   add("<unk>", 0, "unknown")
-  add("<s>", 0, "control")
+  if options.bos ~= false then add(options.bos or "<s>", 0, "control") end
   add("</s>", 0, "control")
   if options.byte_fallback then
     for byte = 0, 255 do add(("<0x%02X>"):format(byte), 0, "byte") end
@@ -68,8 +69,10 @@ function cache.model(pieces, options)
   for i, piece in ipairs(pieces) do add(piece, -i, "normal") end
   local trainer = field(3, options.type == "unigram" and 1 or 2)
   if options.byte_fallback then trainer = trainer .. field(35, 1) end
+  if options.bos then trainer = trainer .. field(46, options.bos) end
   parts[#parts + 1] = field(2, trainer)
-  parts[#parts + 1] = field(3, field(1, "identity") .. field(3, 1) .. field(4, options.rules and 1 or 0) .. field(5, 1))
+  parts[#parts + 1] = field(3, field(1, "identity") .. field(2, options.charsmap or "")
+    .. field(3, options.dummy_prefix == false and 0 or 1) .. field(4, options.rules and 1 or 0) .. field(5, 1))
   return table.concat(parts)
 end
 
