@@ -1,5 +1,7 @@
 // Clip, mixing, AdamW and the bf16 copy in one pass over the arenas, to the same bits as the CPU:
 // each thread has some columns of all workers, in shared memory from the first step to the last.
+#include <math.h>
+
 #include "device.h"
 #include "pack.h"
 #include "step_numbers.h"
@@ -67,11 +69,11 @@ mixed(const double *row, const pk_pack<T, width> *x, int64_t workers) {
   return y;
 }
 
-// AdamW of one worker's columns from the weights x.
+// AdamW of one worker's columns from the weights x. finite stays true if all results are.
 template <class T, int width>
 static __device__ __forceinline__ pk_pack<T, width>
 adapted(const pk_step_job &job, const Adamw<T> &a, bool decays, T factor, int64_t worker,
-        int64_t column, pk_pack<T, width> x) {
+        int64_t column, pk_pack<T, width> x, bool &finite) {
   pk_pack<T, width> g = *place<T, width>(job.g, worker, column);
   pk_pack<T, width> *m_at = place<T, width>(job.m, worker, column),
                     *v_at = place<T, width>(job.v, worker, column);
@@ -84,10 +86,34 @@ adapted(const pk_step_job &job, const Adamw<T> &a, bool decays, T factor, int64_
     v.at[c] = a.beta2 * v.at[c] + a.rest2 * gradient * gradient;
     x.at[c] =
         decay * x.at[c] - a.lr * (m.at[c] * a.inverse1 / (root(v.at[c] * a.inverse2) + a.eps));
+    // A difference of equals is 0 of a finite number alone; x is not finite where m is not.
+    finite = finite && (v.at[c] - v.at[c]) + (x.at[c] - x.at[c]) == T(0);
   }
   *m_at = m;
   *v_at = v;
   return x;
+}
+
+// Notes that a worker's results are not all finite: of several workers the first is named. The
+// thread that finds something first notes the step.
+static __device__ void note_found(const pk_step_job &job, int64_t worker) {
+  int32_t *at = job.guard.at + GUARD_FOUND * job.guard.stride,
+          own = static_cast<int32_t>(worker) + 1;
+  int32_t before = atomicCAS(at, 0, own);
+  if (before == 0) job.guard.at[GUARD_STEP * job.guard.stride] = step_of(job.scalars);
+  while (before != 0 && own < before) {
+    int32_t seen = atomicCAS(at, before, own);
+    if (seen == before) return;
+    before = seen;
+  }
+}
+
+// Whether a column is finite in all workers.
+template <class T, int width>
+static __device__ bool is_finite(const pk_pack<T, width> *x, int64_t workers, int c) {
+  bool finite = true;
+  for (int64_t j = 0; j < workers; j++) finite = finite && isfinite(x[j * blockDim.x].at[c]);
+  return finite;
 }
 
 template <class T, int width>
@@ -116,6 +142,7 @@ static __host__ __device__ int64_t head_numbers(int64_t workers) {
 template <class T, int width> static __global__ void step(pk_step_job job) {
   PK_DYNAMIC_SHARED(double, shared);
   if (job.guard.at[GUARD_STOPPED * job.guard.stride] != 0) return;
+  if (!job.adapts && job.guard.at[GUARD_FOUND * job.guard.stride] != 0) return;
   int64_t n = job.workers;
   double *matrix = shared, *factors = holds_matrix(n) ? matrix + n * n : shared;
   pk_pack<T, width> *x =
@@ -135,20 +162,32 @@ template <class T, int width> static __global__ void step(pk_step_job job) {
        p += stride) {
     int64_t column = p * width;
     bool decays = job.adapts && job.blocks[column / 64 * job.blocks_stride] != 0;
+    int64_t spoiled = n; // the first worker with a result that is not finite
     for (int64_t i = 0; i < n; i++) x[i * blockDim.x] = *place<T, width>(job.x, i, column);
     if (job.mixes_last)
-      for (int64_t i = 0; i < n && job.adapts; i++)
-        x[i * blockDim.x] =
-            adapted(job, hyper[0], decays, pk_to<T>(factors[i]), i, column, x[i * blockDim.x]);
+      for (int64_t i = 0; i < n && job.adapts; i++) {
+        bool finite = true;
+        x[i * blockDim.x] = adapted(job, hyper[0], decays, pk_to<T>(factors[i]), i, column,
+                                    x[i * blockDim.x], finite);
+        if (!finite && i < spoiled) spoiled = i;
+      }
+    bool apart = spoiled < n; // then only columns that are finite in all workers are mixed
     for (int64_t i = 0; i < n; i++) {
       const double *weights =
           holds_matrix(n) ? matrix + i * n : job.mixing.at + i * job.mixing.stride;
       pk_pack<T, width> y = mixes ? mixed<T, width>(weights, x, n) : x[i * blockDim.x];
-      if (job.adapts && !job.mixes_last)
-        y = adapted(job, hyper[0], decays, pk_to<T>(factors[i]), i, column, y);
+      if (apart && mixes)
+        for (int c = 0; c < width; c++)
+          if (!is_finite<T, width>(x, n, c)) y.at[c] = x[i * blockDim.x].at[c];
+      if (job.adapts && !job.mixes_last) {
+        bool finite = true;
+        y = adapted(job, hyper[0], decays, pk_to<T>(factors[i]), i, column, y, finite);
+        if (!finite && i < spoiled) spoiled = i;
+      }
       *place<T, width>(job.x, i, column) = y;
       if (job.half.at) write_half<T, width>(job.half, i, column, y);
     }
+    if (spoiled < n) note_found(job, spoiled);
   }
   if (blockIdx.x != 0 || threadIdx.x != 0) return;
   if (mixes && job.scalars.at[SCALAR_MIXES * job.scalars.stride] != 0)

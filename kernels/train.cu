@@ -131,27 +131,73 @@ extern "C" cudaError_t pk_launch_gradient_norm(pk_rows g, pk_vector scale, pk_ve
 
 template <class T>
 static __global__ void check_finite(pk_rows loss, pk_vector norm, pk_vector scalars, pk_guard guard,
-                                    int64_t workers) {
+                                    int64_t workers, double largest) {
   if (guard.at[GUARD_STOPPED * guard.stride] != 0) return;
+  int32_t found = guard.at[GUARD_FOUND * guard.stride];
+  if (found != 0) {
+    stop(guard, found - 1, guard.at[GUARD_STEP * guard.stride], REASON_UPDATE);
+    return;
+  }
+  double clip = scalars.at[SCALAR_CLIP * scalars.stride];
   for (int64_t i = 0; i < workers; i++) {
-    int reason = !isfinite(*pk_row<const T>(loss, i))  ? 1
-                 : !isfinite(norm.at[i * norm.stride]) ? 2
-                                                       : 0;
+    double own = norm.at[i * norm.stride], clipped = clip > 0 && clip < own ? clip : own;
+    int reason = !isfinite(*pk_row<const T>(loss, i)) ? REASON_LOSS
+                 : !isfinite(own)                     ? REASON_NORM
+                 : clipped > largest                  ? REASON_LARGE_NORM
+                                                      : 0;
     if (reason == 0) continue;
-    guard.at[GUARD_STOPPED * guard.stride] = 1;
-    guard.at[GUARD_WORKER * guard.stride] = static_cast<int32_t>(i);
-    guard.at[GUARD_STEP * guard.stride] =
-        static_cast<int32_t>(scalars.at[SCALAR_STEP * scalars.stride]);
-    guard.at[GUARD_REASON * guard.stride] = reason;
+    stop(guard, i, step_of(scalars), reason);
     return;
   }
 }
 
 extern "C" cudaError_t pk_launch_check_finite(pk_rows loss, int dtype, pk_vector norm,
                                               pk_vector scalars, pk_guard guard, int64_t workers,
-                                              cudaStream_t stream) {
+                                              double largest, cudaStream_t stream) {
   auto kernel = dtype == PK_F64 ? check_finite<double> : check_finite<float>;
-  return pk_launch(kernel, dim3(1), dim3(1), 0, stream, loss, norm, scalars, guard, workers);
+  return pk_launch(kernel, dim3(1), dim3(1), 0, stream, loss, norm, scalars, guard, workers,
+                   largest);
+}
+
+// --- check_arena ---
+
+// Whether a piece has an element that is not finite, into partial[worker][piece].
+template <class T> static __global__ void spoiled(pk_rows x, int64_t columns, double *partial) {
+  PK_SHARED(double, parts, [THREADS / 32]);
+  const T *row = pk_row<const T>(x, blockIdx.y);
+  int64_t first = static_cast<int64_t>(blockIdx.x) * PIECE;
+  int64_t end = first + PIECE < columns ? first + PIECE : columns;
+  bool finite = true;
+  for (int64_t c = first + threadIdx.x; c < end; c += THREADS) finite = finite && isfinite(row[c]);
+  double count = pk_block_sum<THREADS>(finite ? 0.0 : 1.0, parts);
+  if (threadIdx.x == 0) partial[blockIdx.y * gridDim.x + blockIdx.x] = count;
+}
+
+static __global__ void stop_at_spoiled(const double *partial, int64_t pieces, int64_t workers,
+                                       pk_vector scalars, pk_guard guard, int reason) {
+  if (guard.at[GUARD_STOPPED * guard.stride] != 0) return;
+  for (int64_t p = 0; p < workers * pieces; p++) {
+    if (partial[p] == 0) continue;
+    stop(guard, p / pieces, step_of(scalars), reason);
+    return;
+  }
+}
+
+extern "C" int64_t pk_check_arena_workspace(int64_t workers, int64_t columns) {
+  return workers * pieces_of(columns) * 8;
+}
+
+extern "C" cudaError_t pk_launch_check_arena(pk_rows x, pk_vector scalars, pk_guard guard,
+                                             int64_t workers, int64_t columns, int dtype,
+                                             int reason, void *workspace, cudaStream_t stream) {
+  int64_t pieces = pieces_of(columns);
+  double *partial = static_cast<double *>(workspace);
+  dim3 grid(static_cast<unsigned>(pieces), static_cast<unsigned>(workers));
+  auto kernel = dtype == PK_F64 ? spoiled<double> : spoiled<float>;
+  cudaError_t error = pk_launch(kernel, grid, dim3(THREADS), 0, stream, x, columns, partial);
+  if (error != cudaSuccess) return error;
+  return pk_launch(stop_at_spoiled, dim3(1), dim3(1), 0, stream,
+                   static_cast<const double *>(partial), pieces, workers, scalars, guard, reason);
 }
 
 // --- clip ---

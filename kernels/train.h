@@ -53,9 +53,17 @@ cudaError_t pk_launch_gradient_norm(pk_rows g, pk_vector scale, pk_vector norm, 
                                     int64_t columns, int dtype, void *workspace,
                                     cudaStream_t stream);
 
-/* loss is f32 or f64. */
+/* Stops at the first worker with an element that is not finite; workspace:
+ * pk_check_arena_workspace bytes. */
+int64_t pk_check_arena_workspace(int64_t workers, int64_t columns);
+cudaError_t pk_launch_check_arena(pk_rows x, pk_vector scalars, pk_guard guard, int64_t workers,
+                                  int64_t columns, int dtype, int reason, void *workspace,
+                                  cudaStream_t stream);
+
+/* loss is f32 or f64; largest is what a clipped norm may be. */
 cudaError_t pk_launch_check_finite(pk_rows loss, int dtype, pk_vector norm, pk_vector scalars,
-                                   pk_guard guard, int64_t workers, cudaStream_t stream);
+                                   pk_guard guard, int64_t workers, double largest,
+                                   cudaStream_t stream);
 
 cudaError_t pk_launch_clip(pk_rows g, pk_vector scale, pk_vector norm, pk_vector scalars,
                            pk_guard guard, int64_t workers, int64_t columns, int dtype,

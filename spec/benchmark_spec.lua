@@ -150,7 +150,7 @@ describe("the benchmark", function()
           local total, name = 0, ("n-%d-%s-eager"):format(workers, mode)
           for _, row in ipairs(read(name .. ".json").operators) do
             if row.name == "matmul" then
-              assert.equal(mode == "packed" and workers or 1, tonumber(row.shape:match("^%a%d+ %[(%d+), ")), row.shape)
+              assert.equal(mode == "packed" and workers or 1, tonumber(row.shape:match("^%a+%d+ %[(%d+), ")), row.shape)
               total = total + row.count
             end
           end

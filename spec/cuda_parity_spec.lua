@@ -35,7 +35,7 @@ local tolerances = {attention = attention, attention_grad = attention}
 for _, name in ipairs {"add", "subtract", "multiply", "divide", "affine", "negate", "sqrt", "rsqrt", "cast", "copy",
   "maximum", "reshape", "transpose", "slice", "pad", "concat", "expand", "causal_mask", "fill",
   "random_normal", "random_uniform",
-  "embedding", "pick", "unpick", "inverse_count", "check_finite", "clip", "mix", "adamw",
+  "embedding", "pick", "unpick", "inverse_count", "check_arena", "check_finite", "clip", "mix", "adamw",
   "update"} do
   tolerances[name] = exact
 end

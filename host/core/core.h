@@ -17,8 +17,11 @@ enum {
   PK_GUARD_STEP,
   PK_GUARD_REASON,
   PK_GUARD_UPDATES,
-  PK_GUARD_MIXINGS
+  PK_GUARD_MIXINGS,
+  PK_GUARD_FOUND
 };
+/* Reasons of a stop; the optimizer gives check_arena further ones. */
+enum { PK_REASON_LOSS = 1, PK_REASON_NORM, PK_REASON_LARGE_NORM, PK_REASON_UPDATE };
 enum {
   PK_SCALAR_LR,
   PK_SCALAR_BETA1,

@@ -70,6 +70,13 @@ pk_status pk_shape_gradient_norm(const pk_call *call, pk_shape *outputs) {
   return status ? status : pk_shape_set(call, outputs, PK_F64, 1, g->shape);
 }
 
+pk_status pk_shape_check_arena(const pk_call *call, pk_shape *outputs) {
+  (void)outputs;
+  pk_status status = expect_workers(call, 0);
+  if (!status) status = expect_scalars(call, 1);
+  return status ? status : expect_guard(call, 2);
+}
+
 pk_status pk_shape_check_finite(const pk_call *call, pk_shape *outputs) {
   (void)outputs;
   const pk_tensor *loss = call->inputs[0];

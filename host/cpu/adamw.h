@@ -9,6 +9,8 @@
 #ifndef PK_ADAMW_H
 #define PK_ADAMW_H
 
+#include <stdatomic.h>
+
 #include "cpu/cpu.h"
 
 #define PK_INLINE static inline __attribute__((always_inline))
@@ -24,6 +26,31 @@ static inline int32_t *pk_guard_at(const pk_tensor *guard, int place) {
 
 static inline bool pk_is_stopped(const pk_tensor *guard) {
   return *pk_guard_at(guard, PK_GUARD_STOPPED) != 0;
+}
+
+/* Stops the run. */
+static inline void pk_stop(const pk_tensor *guard, int64_t worker, int64_t step, int32_t reason) {
+  *pk_guard_at(guard, PK_GUARD_STOPPED) = 1;
+  *pk_guard_at(guard, PK_GUARD_WORKER) = (int32_t)worker;
+  *pk_guard_at(guard, PK_GUARD_STEP) = (int32_t)step;
+  *pk_guard_at(guard, PK_GUARD_REASON) = reason;
+}
+
+/* The first worker of whom a piece found something that is not finite; none is INT64_MAX. */
+typedef _Atomic int64_t pk_found;
+
+static inline void pk_find(pk_found *found, int64_t worker) {
+  int64_t first = atomic_load(found);
+  while (worker < first && !atomic_compare_exchange_weak(found, &first, worker)) continue;
+}
+
+/* Notes in the guard what an update found. */
+static inline void pk_note_found(const pk_tensor *guard, const pk_tensor *scalars, int64_t worker) {
+  int32_t *found = pk_guard_at(guard, PK_GUARD_FOUND);
+  if (worker == INT64_MAX) return;
+  if (*found == 0)
+    *pk_guard_at(guard, PK_GUARD_STEP) = (int32_t)pk_number_at(scalars, PK_SCALAR_STEP);
+  if (*found == 0 || worker + 1 < *found) *found = (int32_t)(worker + 1);
 }
 
 /* A mixing counts if the scalars say that this step is one. */
@@ -66,8 +93,9 @@ static inline double pk_gradient_factor(double scale, double norm, double clip) 
 }
 
 /* AdamW on PK_ARENA_ALIGNMENT columns of one worker; new_x may be x. factor multiplies g first (1
- * changes nothing). */
-PK_INLINE void pk_adamw_block_f32(const pk_adamw *adamw, bool decays, float factor, const float *x,
+ * changes nothing). Returns whether all results are finite: y - y is 0 of a finite number alone,
+ * and x is not finite where m is not. */
+PK_INLINE bool pk_adamw_block_f32(const pk_adamw *adamw, bool decays, float factor, const float *x,
                                   const float *restrict g, float *restrict m, float *restrict v,
                                   float *new_x) {
   const float lr = (float)adamw->lr, eps = (float)adamw->eps;
@@ -76,44 +104,55 @@ PK_INLINE void pk_adamw_block_f32(const pk_adamw *adamw, bool decays, float fact
   const float beta2 = (float)adamw->beta2, rest2 = (float)adamw->rest2;
   const float inverse1 = (float)adamw->inverse1, inverse2 = (float)adamw->inverse2;
   float result[PK_ARENA_ALIGNMENT];
+  int spoiled = 0;
   for (int c = 0; c < PK_ARENA_ALIGNMENT; c++) {
     float gradient = factor * g[c];
     m[c] = beta1 * m[c] + rest1 * gradient;
     v[c] = beta2 * v[c] + rest2 * gradient * gradient;
     result[c] = decay * x[c] - lr * (m[c] * inverse1 / (sqrtf(v[c] * inverse2) + eps));
+    spoiled |= (v[c] - v[c]) + (result[c] - result[c]) != 0;
   }
   memcpy(new_x, result, sizeof result);
+  return !spoiled;
 }
 
-PK_INLINE void pk_adamw_block_f64(const pk_adamw *adamw, bool decays, double factor,
+PK_INLINE bool pk_adamw_block_f64(const pk_adamw *adamw, bool decays, double factor,
                                   const double *x, const double *restrict g, double *restrict m,
                                   double *restrict v, double *new_x) {
   const double decay = decays ? adamw->decay : 1.0;
   double result[PK_ARENA_ALIGNMENT];
+  int64_t spoiled = 0;
   for (int c = 0; c < PK_ARENA_ALIGNMENT; c++) {
     double gradient = factor * g[c];
     m[c] = adamw->beta1 * m[c] + adamw->rest1 * gradient;
     v[c] = adamw->beta2 * v[c] + adamw->rest2 * gradient * gradient;
     result[c] = decay * x[c] -
                 adamw->lr * (m[c] * adamw->inverse1 / (sqrt(v[c] * adamw->inverse2) + adamw->eps));
+    spoiled |= (v[c] - v[c]) + (result[c] - result[c]) != 0;
   }
   memcpy(new_x, result, sizeof result);
+  return !spoiled;
 }
 
-/* AdamW on count columns of one worker from column first, both multiples of PK_ARENA_ALIGNMENT. */
-static inline void pk_adamw_columns(int dtype, const pk_adamw *adamw, const pk_tensor *blocks,
+/* AdamW on count columns of one worker from column first, both multiples of PK_ARENA_ALIGNMENT.
+ * Returns whether all results are finite. */
+static inline bool pk_adamw_columns(int dtype, const pk_adamw *adamw, const pk_tensor *blocks,
                                     int64_t first, double factor, int64_t count, const void *x,
                                     const void *g, void *m, void *v, void *new_x) {
   const int32_t *numbers = pk_tensor_data(blocks);
+  bool finite = true;
   for (int64_t c = 0; c < count; c += PK_ARENA_ALIGNMENT) {
     bool decays = numbers[(first + c) / PK_ARENA_ALIGNMENT * blocks->stride] != 0;
     if (dtype == PK_F32)
-      pk_adamw_block_f32(adamw, decays, (float)factor, (const float *)x + c, (const float *)g + c,
-                         (float *)m + c, (float *)v + c, (float *)new_x + c);
+      finite &= pk_adamw_block_f32(adamw, decays, (float)factor, (const float *)x + c,
+                                   (const float *)g + c, (float *)m + c, (float *)v + c,
+                                   (float *)new_x + c);
     else
-      pk_adamw_block_f64(adamw, decays, factor, (const double *)x + c, (const double *)g + c,
-                         (double *)m + c, (double *)v + c, (double *)new_x + c);
+      finite &=
+          pk_adamw_block_f64(adamw, decays, factor, (const double *)x + c, (const double *)g + c,
+                             (double *)m + c, (double *)v + c, (double *)new_x + c);
   }
+  return finite;
 }
 
 /* The mixing matrix without its zeros: row i has the terms starts[i] .. starts[i + 1] - 1. */

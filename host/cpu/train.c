@@ -125,8 +125,6 @@ pk_status PK_KERNEL(gradient_norm)(const pk_call *call) {
 
 /* --- check_finite --- */
 
-enum { REASON_LOSS = 1, REASON_NORM = 2 };
-
 static double loss_at(const pk_tensor *loss, int64_t worker) {
   if (loss->dtype == PK_F64) return pk_number_at(loss, worker);
   return ((const float *)pk_tensor_data(loss))[worker * loss->stride];
@@ -134,18 +132,64 @@ static double loss_at(const pk_tensor *loss, int64_t worker) {
 
 pk_status PK_KERNEL(check_finite)(const pk_call *call) {
   const pk_tensor *loss = call->inputs[0], *norm = call->inputs[1], *guard = call->inputs[3];
+  const pk_tensor *scalars = call->inputs[2];
+  double clip = pk_number_at(scalars, PK_SCALAR_CLIP), largest = call->attributes.numbers[0];
+  int32_t found = *pk_guard_at(guard, PK_GUARD_FOUND);
   if (pk_is_stopped(guard)) return PK_OK;
-  for (int64_t worker = 0; worker < loss->shape[0]; worker++) {
-    int32_t reason = !isfinite(loss_at(loss, worker))        ? REASON_LOSS
-                     : !isfinite(pk_number_at(norm, worker)) ? REASON_NORM
-                                                             : 0;
-    if (!reason) continue;
-    *pk_guard_at(guard, PK_GUARD_STOPPED) = 1;
-    *pk_guard_at(guard, PK_GUARD_WORKER) = (int32_t)worker;
-    *pk_guard_at(guard, PK_GUARD_STEP) = (int32_t)pk_number_at(call->inputs[2], PK_SCALAR_STEP);
-    *pk_guard_at(guard, PK_GUARD_REASON) = reason;
+  if (found) {
+    pk_stop(guard, found - 1, *pk_guard_at(guard, PK_GUARD_STEP), PK_REASON_UPDATE);
     return PK_OK;
   }
+  for (int64_t worker = 0; worker < loss->shape[0]; worker++) {
+    double own = pk_number_at(norm, worker), clipped = clip > 0 && clip < own ? clip : own;
+    int32_t reason = !isfinite(loss_at(loss, worker)) ? PK_REASON_LOSS
+                     : !isfinite(own)                 ? PK_REASON_NORM
+                     : clipped > largest              ? PK_REASON_LARGE_NORM
+                                                      : 0;
+    if (!reason) continue;
+    pk_stop(guard, worker, (int64_t)pk_number_at(scalars, PK_SCALAR_STEP), reason);
+    return PK_OK;
+  }
+  return PK_OK;
+}
+
+/* --- check_arena --- */
+
+typedef struct arena_job {
+  const pk_tensor *x;
+  pk_found found;
+} arena_job;
+
+static bool all_finite_f32(const float *x, int64_t count) {
+  int spoiled = 0;
+  for (int64_t i = 0; i < count; i++) spoiled |= x[i] - x[i] != 0;
+  return !spoiled;
+}
+
+static bool all_finite_f64(const double *x, int64_t count) {
+  int64_t spoiled = 0;
+  for (int64_t i = 0; i < count; i++) spoiled |= x[i] - x[i] != 0;
+  return !spoiled;
+}
+
+static void arena_piece(void *argument, int64_t piece, int thread) {
+  (void)thread;
+  arena_job *job = argument;
+  arena_part part = part_of(piece, pk_tensor_inner(job->x));
+  const char *x = columns_of(job->x, part.worker, part.first);
+  bool finite = job->x->dtype == PK_F32 ? all_finite_f32((const float *)x, part.count)
+                                        : all_finite_f64((const double *)x, part.count);
+  if (!finite) pk_find(&job->found, part.worker);
+}
+
+pk_status PK_KERNEL(check_arena)(const pk_call *call) {
+  const pk_tensor *scalars = call->inputs[1], *guard = call->inputs[2];
+  if (pk_is_stopped(guard)) return PK_OK;
+  arena_job job = {.x = call->inputs[0], .found = INT64_MAX};
+  pk_parallel_for(pk_cpu_threads(call), pieces_of(job.x), arena_piece, &job);
+  if (job.found != INT64_MAX)
+    pk_stop(guard, job.found, (int64_t)pk_number_at(scalars, PK_SCALAR_STEP),
+            (int32_t)call->attributes.integers[0]);
   return PK_OK;
 }
 
@@ -204,7 +248,7 @@ int64_t PK_WORKSPACE_OF(mix)(const pk_call *call) {
 
 pk_status PK_KERNEL(mix)(const pk_call *call) {
   const pk_tensor *x = call->inputs[0], *matrix = call->inputs[1], *guard = call->inputs[3];
-  if (pk_is_stopped(guard)) return PK_OK;
+  if (pk_is_stopped(guard) || *pk_guard_at(guard, PK_GUARD_FOUND)) return PK_OK;
   pk_update_scratch scratch = pk_update_scratch_of(call, x);
   mix_job job = {.x = x,
                  .mixing = pk_mixing_read(matrix, scratch.mixing),
@@ -218,22 +262,31 @@ pk_status PK_KERNEL(mix)(const pk_call *call) {
 
 /* --- adamw --- */
 
+typedef struct adamw_job {
+  const pk_call *call;
+  pk_found found;
+} adamw_job;
+
 static void adamw_piece(void *argument, int64_t piece, int thread) {
   (void)thread;
-  const pk_call *call = argument;
+  adamw_job *job = argument;
+  const pk_call *call = job->call;
   const pk_tensor *x = call->inputs[0], *blocks = call->inputs[4];
   arena_part part = part_of(piece, x->shape[1]);
   pk_adamw adamw = pk_adamw_of(call->inputs[5]);
   char *data[4];
   for (int i = 0; i < 4; i++) data[i] = columns_of(call->inputs[i], part.worker, part.first);
-  pk_adamw_columns(x->dtype, &adamw, blocks, part.first, 1.0, part.count, data[0], data[1], data[2],
-                   data[3], data[0]);
+  if (!pk_adamw_columns(x->dtype, &adamw, blocks, part.first, 1.0, part.count, data[0], data[1],
+                        data[2], data[3], data[0]))
+    pk_find(&job->found, part.worker);
 }
 
 pk_status PK_KERNEL(adamw)(const pk_call *call) {
   const pk_tensor *guard = call->inputs[6];
   if (pk_is_stopped(guard)) return PK_OK;
-  pk_parallel_for(pk_cpu_threads(call), pieces_of(call->inputs[0]), adamw_piece, (void *)call);
+  adamw_job job = {.call = call, .found = INT64_MAX};
+  pk_parallel_for(pk_cpu_threads(call), pieces_of(call->inputs[0]), adamw_piece, &job);
+  pk_note_found(guard, call->inputs[5], job.found);
   ++*pk_guard_at(guard, PK_GUARD_UPDATES);
   return PK_OK;
 }

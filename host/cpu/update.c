@@ -8,6 +8,7 @@ typedef struct update_job {
   pk_adamw adamw;
   double clip;
   bool mixes, last; /* W is not the identity; mixing comes last (ATC) */
+  pk_found found;   /* the first worker with a result that is not finite */
   char *scratch;    /* [threads, N, columns] */
   int64_t columns;
 } update_job;
@@ -16,14 +17,31 @@ static char *at(const pk_tensor *x, int64_t worker, int64_t column) {
   return (char *)pk_tensor_data(x) + (worker * x->stride + column) * pk_dtype_size(x->dtype);
 }
 
-/* AdamW of one worker from the weights at from, into x. */
-static void adapt(const update_job *job, int64_t i, int64_t first, int64_t count,
-                  const char *from) {
+/* AdamW of one worker from the weights at from, into x. Returns whether all results are finite. */
+static bool adapt(update_job *job, int64_t i, int64_t first, int64_t count, const char *from) {
   double factor =
       pk_gradient_factor(pk_number_at(job->scale, i), pk_number_at(job->norm, i), job->clip);
-  pk_adamw_columns(job->x->dtype, &job->adamw, job->blocks, first, factor, count, from,
-                   at(job->g, i, first), at(job->m, i, first), at(job->v, i, first),
-                   at(job->x, i, first));
+  bool finite = pk_adamw_columns(job->x->dtype, &job->adamw, job->blocks, first, factor, count,
+                                 from, at(job->g, i, first), at(job->m, i, first),
+                                 at(job->v, i, first), at(job->x, i, first));
+  if (!finite) pk_find(&job->found, i);
+  return finite;
+}
+
+static bool is_finite_at(const pk_tensor *x, int64_t i, int64_t column) {
+  const char *value = at(x, i, column);
+  return x->dtype == PK_F32 ? isfinite(*(const float *)value) : isfinite(*(const double *)value);
+}
+
+/* Of columns that are not finite in all workers, puts each worker's own in place of the mixed. */
+static void keep_apart(const update_job *job, int64_t first, int64_t count, char *mixed) {
+  int64_t workers = job->x->shape[0], size = pk_dtype_size(job->x->dtype);
+  for (int64_t c = 0; c < count; c++) {
+    bool finite = true;
+    for (int64_t i = 0; i < workers; i++) finite = finite && is_finite_at(job->x, i, first + c);
+    for (int64_t i = 0; !finite && i < workers; i++)
+      memcpy(mixed + (i * job->columns + c) * size, at(job->x, i, first + c), (size_t)size);
+  }
 }
 
 static void write_half(const update_job *job, int64_t i, int64_t first, int64_t count) {
@@ -37,19 +55,21 @@ static void write_half(const update_job *job, int64_t i, int64_t first, int64_t 
 
 /* All workers of some columns: they stay in the cache from the first step to the last. */
 static void update_piece(void *argument, int64_t piece, int thread) {
-  const update_job *job = argument;
+  update_job *job = argument;
   const pk_tensor *x = job->x;
   int64_t workers = x->shape[0], size = pk_dtype_size(x->dtype);
   int64_t first = piece * job->columns, count = x->shape[1] - first;
+  bool finite = true;
   if (count > job->columns) count = job->columns;
   int64_t mixed_stride = job->columns * size;
   char *mixed = job->scratch + thread * workers * mixed_stride;
 
   if (job->last || !job->mixes)
-    for (int64_t i = 0; i < workers; i++) adapt(job, i, first, count, at(x, i, first));
+    for (int64_t i = 0; i < workers; i++) finite &= adapt(job, i, first, count, at(x, i, first));
   for (int64_t i = 0; job->mixes && i < workers; i++)
     pk_mix_columns(x->dtype, &job->mixing, i, at(x, 0, first), x->stride, count,
                    mixed + i * mixed_stride);
+  if (job->mixes && !finite) keep_apart(job, first, count, mixed);
   for (int64_t i = 0; job->mixes && i < workers; i++) {
     if (job->last)
       memcpy(at(x, i, first), mixed + i * mixed_stride, (size_t)(count * size));
@@ -80,10 +100,12 @@ pk_status PK_KERNEL(update)(const pk_call *call) {
                     .clip = pk_number_at(scalars, PK_SCALAR_CLIP),
                     .last = call->attributes.integers[0] != 0,
                     .scratch = scratch.columns,
-                    .columns = pk_update_columns(inputs[0])};
+                    .columns = pk_update_columns(inputs[0]),
+                    .found = INT64_MAX};
   job.mixes = !job.mixing.identity;
   int64_t pieces = (job.x->shape[1] + job.columns - 1) / job.columns;
   pk_parallel_for(pk_cpu_threads(call), pieces, update_piece, &job);
+  pk_note_found(guard, scalars, job.found);
   pk_count_mixing(guard, scalars);
   ++*pk_guard_at(guard, PK_GUARD_UPDATES);
   return PK_OK;

@@ -40,14 +40,30 @@ pk_status pk_cuda_gradient_norm(const pk_call *call) {
                                                         call->workspace, pk_cuda_of(call)->stream));
 }
 
-/* --- check_finite and clip --- */
+/* --- check_arena, check_finite and clip --- */
+
+int64_t pk_cuda_workspace_check_arena(const pk_call *call) {
+  const pk_tensor *x = call->inputs[0];
+  return pk_check_arena_workspace(x->shape[0], pk_tensor_inner(x));
+}
+
+pk_status pk_cuda_check_arena(const pk_call *call) {
+  const pk_tensor *x = call->inputs[0];
+  if (x->numel == 0) return PK_OK;
+  return pk_cuda_launched(call, pk_launch_check_arena(rows_of(x), vector_of(call->inputs[1]),
+                                                      guard_of(call->inputs[2]), x->shape[0],
+                                                      pk_tensor_inner(x), x->dtype,
+                                                      (int)call->attributes.integers[0],
+                                                      call->workspace, pk_cuda_of(call)->stream));
+}
 
 pk_status pk_cuda_check_finite(const pk_call *call) {
   const pk_tensor *loss = call->inputs[0];
   return pk_cuda_launched(
-      call, pk_launch_check_finite(rows_of(loss), loss->dtype, vector_of(call->inputs[1]),
-                                   vector_of(call->inputs[2]), guard_of(call->inputs[3]),
-                                   loss->shape[0], pk_cuda_of(call)->stream));
+      call,
+      pk_launch_check_finite(rows_of(loss), loss->dtype, vector_of(call->inputs[1]),
+                             vector_of(call->inputs[2]), guard_of(call->inputs[3]), loss->shape[0],
+                             call->attributes.numbers[0], pk_cuda_of(call)->stream));
 }
 
 pk_status pk_cuda_clip(const pk_call *call) {

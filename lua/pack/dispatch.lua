@@ -38,6 +38,7 @@ local common_defaults = {
 }
 local defaults = {
   affine = {scale = 1},
+  check_finite = {largest = math.huge},
   fill = {dtype = 1},
   random_normal = {dtype = 1},
   random_uniform = {dtype = 1},

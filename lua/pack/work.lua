@@ -135,6 +135,7 @@ work.rows = {
   linear_cross_entropy_step = products(head(3, 2)),
 
   inverse_count = each(1), gradient_norm = each(2, 1),
+  check_arena = each(1, 1),
   check_finite = {flops = function() return 0 end},
   clip = with_bytes(each(2, 1), and_writes(1)),
   mix = with_bytes({flops = function(call)

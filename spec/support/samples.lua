@@ -378,6 +378,13 @@ function samples.gradient_norm(draw, dtype)
   return {inputs = {floats(draw, {n, draw(1, 5000)}, dtype), floats(draw, {n}, "f64", 0.1, 2)}}
 end
 
+function samples.check_arena(draw, dtype)
+  local n, width = draw(1, 9), draw(1, 900)
+  local x = floats(draw, {n, width}, dtype)
+  if draw(1, 2) == 1 then x.values[draw(1, n * width)] = draw(0, 1) == 1 and 0 / 0 or -math.huge end
+  return {inputs = {x, scalars(draw), guard(draw)}, attributes = {reason = draw(5, 7)}}
+end
+
 function samples.check_finite(draw, dtype)
   local n = draw(1, 9)
   local loss, norm = floats(draw, {n}, dtype, 1, 5), floats(draw, {n}, "f64", 1, 5)
