@@ -31,7 +31,7 @@ pack.hf.write(options.output, model, {dtype = options.dtype, tokenizer = tokeniz
 print(("%s: %s"):format(weights.path, weights:describe()))
 print(("%s: config.json, model.safetensors (%d parameters, %s)%s"):format(options.output,
   pack.llama.parameters(weights.config.model), options.dtype,
-  tokenizer and tokenizer.kind == "sentencepiece" and ", tokenizer.model" or ""))
+  tokenizer and tokenizer.kind == "sentencepiece" and ", tokenizer.model, its forms in JSON" or ""))
 if not tokenizer then
   print("no tokenizer: " .. why)
 elseif tokenizer.kind == "bytes" then

@@ -4,6 +4,7 @@
 -- too, so that tensors only change their names.
 local failure = require "pack.failure"
 local files = require "pack.files"
+local hf_tokenizer = require "pack.hf_tokenizer"
 local json = require "pack.json"
 local safetensors = require "pack.safetensors"
 
@@ -29,18 +30,9 @@ function hf.name(name)
   return layer and ("model.layers.%s.%s"):format(layer, block_names[rest]) or whole_names[name]
 end
 
--- The id of a piece of a tokenizer, or null.
-local function id_of(tokenizer, piece)
-  for id = 0, tokenizer.vocab_size - 1 do
-    if tokenizer:piece(id) == piece then return id end
-  end
-  return json.null
-end
-
 --- The content of config.json. model: the model section of a configuration. dtype: "f32" or "bf16". tokenizer:
--- whose ids begin and end a text; null where there is none.
-function hf.config(model, dtype, tokenizer)
-  local pieces = tokenizer and tokenizer.kind == "sentencepiece"
+-- whose id ends a text; bos: the id of its piece for the beginning, or nil.
+function hf.config(model, dtype, tokenizer, bos)
   return {
     architectures = {"LlamaForCausalLM"}, model_type = "llama", hidden_act = "silu",
     hidden_size = model.width, intermediate_size = model.ffn_width, num_hidden_layers = model.layers,
@@ -49,18 +41,21 @@ function hf.config(model, dtype, tokenizer)
     rms_norm_eps = model.norm_eps, rope_theta = model.rope_theta, rope_scaling = json.null,
     initializer_range = model.init_std, tie_word_embeddings = true, attention_bias = false, mlp_bias = false,
     attention_dropout = 0, pretraining_tp = 1, use_cache = true, torch_dtype = torch_dtypes[dtype],
-    bos_token_id = pieces and id_of(tokenizer, "<s>") or json.null, pad_token_id = json.null,
+    bos_token_id = bos or json.null, pad_token_id = json.null,
     eos_token_id = tokenizer and tokenizer.eos or json.null,
   }
 end
 
--- Texts are trained on without a token at their beginning.
-local function tokenizer_config(tokenizer, context_length)
+-- Texts are trained on without a token at their beginning. Only pieces that the model has are named: another would get
+-- an id that the embedding lacks.
+local function tokenizer_config(tokenizer, facts, context_length, whole)
   return {
-    tokenizer_class = "LlamaTokenizer", add_bos_token = false, add_eos_token = false,
-    bos_token = "<s>", eos_token = tokenizer:piece(tokenizer.eos), legacy = true,
-    unk_token = tokenizer.unknown and tokenizer:piece(tokenizer.unknown) or json.null,
-    clean_up_tokenization_spaces = false, model_max_length = context_length,
+    -- With tokenizer.json its content alone counts; the class for tokenizer.model puts rules of its own over it.
+    tokenizer_class = whole and "PreTrainedTokenizerFast" or "LlamaTokenizer", add_bos_token = false, add_eos_token = false,
+    bos_token = facts.bos and tokenizer:piece(facts.bos) or json.null, eos_token = tokenizer:piece(tokenizer.eos),
+    unk_token = tokenizer.unknown and tokenizer:piece(tokenizer.unknown) or json.null, pad_token = json.null,
+    add_prefix_space = facts.dummy_prefix, legacy = true, clean_up_tokenization_spaces = false,
+    model_max_length = context_length,
   }
 end
 
@@ -90,17 +85,22 @@ local function claim(folder)
 end
 
 --- Writes an ordinary model (N = 1) into a new folder: config.json, model.safetensors, and of a SentencePiece
--- tokenizer tokenizer.model and tokenizer_config.json. The tied head is written once, as the embedding.
+-- tokenizer tokenizer.model, tokenizer.json and tokenizer_config.json. The tied head is written once, as the embedding.
 -- options: dtype ("f32" or "bf16"), tokenizer (or nil). Usage error: the folder holds something.
 function hf.write(folder, model, options)
   local tokenizer, config = options.tokenizer, model.config
   claim(folder)
   write_weights(files.join(folder, "model.safetensors"), model, options.dtype)
+  local facts = {}
   if tokenizer and tokenizer.kind == "sentencepiece" then
-    files.write(files.join(folder, "tokenizer.model"), assert(files.read(tokenizer.name)))
-    write_json(folder, "tokenizer_config.json", tokenizer_config(tokenizer, config.context_length))
+    local content = assert(files.read(tokenizer.name))
+    facts = hf_tokenizer.read(content)
+    local whole = hf_tokenizer.encode(facts)
+    files.write(files.join(folder, "tokenizer.model"), content)
+    if whole then write_json(folder, "tokenizer.json", whole) end
+    write_json(folder, "tokenizer_config.json", tokenizer_config(tokenizer, facts, config.context_length, whole))
   end
-  write_json(folder, "config.json", hf.config(config, options.dtype, tokenizer))
+  write_json(folder, "config.json", hf.config(config, options.dtype, tokenizer, facts.bos))
 end
 
 return hf
