@@ -503,6 +503,10 @@ typedef enum pk_value_kind {
 /* A parsed value; children are borrowed from the root. */
 typedef struct pk_value pk_value;
 
+/* The number that a text is in decimal, such as "-1.5e3". Returns NULL, or what is wrong with the
+ * text: it is no number, or one that a double cannot hold as it is meant. Borrowed. */
+const char *pk_number_read(const char *text, double *number);
+
 /* name is what error messages call the text, such as its path. Integers of magnitude 2^53 and
  * above, duplicate keys and nesting beyond 64 levels are refused in all three. */
 pk_status pk_value_from_json(const char *text, int64_t bytes, const char *name, pk_value **root);

@@ -19,9 +19,21 @@ describe("JSON from outside", function()
   it("reads the integers below 2^53 exactly and refuses the others", function()
     assert.equal(9007199254740991, json.decode("9007199254740991"))
     assert.equal(-9007199254740991, json.decode("-9007199254740991"))
-    refused("json", "[9007199254740992]", "case:1:2: the integer 9007199254740992 is not below 2^53")
+    refused("json", "[9007199254740992]", "case:1:2: 9007199254740992 is not below 2^53")
     refused("json", "-9007199254740992", "not below 2^53")
     assert.equal(1e300, json.decode("1e300"))
+  end)
+
+  it("refuses fractions of large numbers that would become another whole number, in YAML too", function()
+    for _, language in ipairs {"json", "yaml"} do
+      for _, text in ipairs {"9007199254740991.4", "4503599627370497.5", "45035996273704975e-1", "-4503599627370497.5"} do
+        refused(language, "[" .. text .. "]", text .. " has a fraction that a number of this size cannot hold")
+      end
+      for text, number in pairs {["4503599627370497.0"] = 4503599627370497, ["45035996273704970e-1"] = 4503599627370497,
+        ["1.5e10"] = 15e9, ["4503599627370.5"] = 4503599627370.5, ["0.1e1"] = 1, ["0e-5"] = 0, ["1e300"] = 1e300} do
+        assert.equal(number, value.parse(language, "[" .. text .. "]", "case")[1])
+      end
+    end
   end)
 
   it("refuses what is not JSON, with line and column", function()
@@ -197,13 +209,19 @@ describe("Lua tables from outside", function()
   end)
 
   it("have no libraries, no string methods and no FFI", function()
-    refused("lua", "os.execute('true')", "case:1: attempt to index global 'os'")
-    refused("lua", "local ffi = require('ffi')", "case:1: attempt to call global 'require'")
+    refused("lua", "os.execute('true')", "case:1: there is no variable 'os'")
+    refused("lua", "local ffi = require('ffi')", "case:1: there is no variable 'require'")
     refused("lua", "return {x = ('x'):rep(1e9)}", "case:1: attempt to index a string value")
     refused("lua", "return {x = ('a'):find(('a?'):rep(30))}", "case:1: attempt to index a string value")
-    refused("lua", "return {x = string.rep('x', 1e9)}", "case:1: attempt to index global 'string'")
-    refused("lua", "return setmetatable({}, {})", "case:1: attempt to call global 'setmetatable'")
+    refused("lua", "return {x = string.rep('x', 1e9)}", "case:1: there is no variable 'string'")
+    refused("lua", "return setmetatable({}, {})", "case:1: there is no variable 'setmetatable'")
     refused("lua", "return {x = 1LL}", "case: x is a cdata")
+  end)
+
+  it("know no variable that they have not set, so that a misspelt one is not taken for nil", function()
+    refused("lua", "local rate = 1\n\nreturn {lr = rte}", "case:3: there is no variable 'rte'")
+    refused("lua", "if not given then return {} end", "case:1: there is no variable 'given'")
+    assert.equal(3, value.parse("lua", "width = 3 return {width = width}", "case").width)
   end)
 
   it("are text, not bytecode", function()
@@ -226,7 +244,7 @@ describe("Lua tables from outside", function()
   end)
 
   it("hold strings, finite numbers, booleans and tables of one kind of key, or are refused by path", function()
-    refused("lua", "return {a = {b = {1, print or function() end}}}", "case: a.b[2] is a function")
+    refused("lua", "return {a = {b = {1, function() end}}}", "case: a.b[2] is a function")
     refused("lua", "return {a = {1, 2, x = 3}}", "case: a mixes keys")
     refused("lua", "return {a = {1, nil, 3}}", "case: a mixes keys")
     refused("lua", "return {[true] = 1}", "case: the table mixes keys")

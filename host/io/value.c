@@ -2,10 +2,14 @@
  */
 #include "io/value.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* From here on a fraction that is lost is one of a number meant as a whole one. */
+static const double FRACTIONS_END = 4294967296.0;
 
 pk_value *pk_value_create(int kind) {
   pk_value *value = calloc(1, sizeof *value);
@@ -82,6 +86,55 @@ const pk_value *pk_value_next(const pk_value *value) {
 
 const char *pk_value_key(const pk_value *value) {
   return value->key;
+}
+
+bool pk_number_is_decimal(const char *text) {
+  static const char digits[] = "0123456789";
+  const char *p = text + (*text == '-' || *text == '+');
+  size_t before = strspn(p, digits), after = 0;
+  p += before;
+  if (*p == '.') {
+    after = strspn(++p, digits);
+    p += after;
+  }
+  if (before + after == 0) return false;
+  if (*p == 'e' || *p == 'E') {
+    p++;
+    p += *p == '-' || *p == '+';
+    size_t exponent = strspn(p, digits);
+    if (exponent == 0) return false;
+    p += exponent;
+  }
+  return *p == '\0';
+}
+
+/* Whether a decimal text stands for a whole number: the exponent moves the last digit that is not 0
+ * in front of the point. */
+static bool is_whole(const char *text) {
+  int64_t behind = 0, zeros = 0; /* digits behind the point, and zeros at the end of all */
+  bool point = false;
+  const char *p = text;
+  for (; *p && *p != 'e' && *p != 'E'; p++) {
+    if (*p == '.') point = true;
+    if (*p < '0' || *p > '9') continue;
+    behind += point;
+    zeros = *p == '0' ? zeros + 1 : 0;
+  }
+  return (*p ? strtoll(p + 1, NULL, 10) : 0) + zeros >= behind;
+}
+
+const char *pk_number_read(const char *text, double *number) {
+  if (!pk_number_is_decimal(text)) return "is not a number";
+  double value = strtod(text, NULL);
+  if (!isfinite(value)) return "is too large for a number";
+  bool is_integer = text[strcspn(text, ".eE")] == '\0';
+  if (is_integer && fabs(value) >= PK_VALUE_INTEGER_LIMIT)
+    return "is not below 2^53 in magnitude, as integers must be";
+  /* Large doubles have few binary places, and a fraction may round to none. */
+  if (fabs(value) >= FRACTIONS_END && value == floor(value) && !is_whole(text))
+    return "has a fraction that a number of this size cannot hold";
+  *number = value;
+  return NULL;
 }
 
 /* Length of the UTF-8 sequence at text, or 0: overlong forms, surrogates and values past U+10FFFF

@@ -27,6 +27,9 @@ void pk_value_append(pk_value *parent, pk_value *child);
 pk_status pk_value_set_string(pk_value *value, const char *text, int64_t bytes);
 pk_status pk_value_set_key(pk_value *value, const char *text, int64_t bytes);
 
+/* Whether text is [-+] digits [. digits] [e [-+] digits], with a digit before the exponent. */
+bool pk_number_is_decimal(const char *text);
+
 /* NULL if text is UTF-8 without NUL characters; else what is wrong, and *offset says where. */
 const char *pk_text_defect(const char *text, int64_t bytes, int64_t *offset);
 

@@ -2,7 +2,6 @@
  * that a double cannot hold, NaN, control characters, NUL, bytes that are not UTF-8, deep nesting.
  */
 #include <cJSON.h>
-#include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,26 +25,14 @@ static int64_t count_digits(const char *text) {
   return count;
 }
 
-/* Whether token is a number as RFC 8259 writes it; *whole says that it is written as an integer. */
-static bool is_number(const char *token, bool *whole) {
-  const char *p = token + (*token == '-');
+/* Whether token is a number as RFC 8259 writes it: one that does not begin with a plus, a point or
+ * a 0 before other digits, nor has a point without digits behind it. */
+static bool is_number(const char *token) {
+  const char *p = token + (*token == '-'), *point = strchr(token, '.');
   int64_t digits = count_digits(p);
   if (digits == 0 || (digits > 1 && *p == '0')) return false;
-  p += digits;
-  *whole = *p == '\0';
-  if (*p == '.') {
-    digits = count_digits(++p);
-    if (digits == 0) return false;
-    p += digits;
-  }
-  if (*p == 'e' || *p == 'E') {
-    p++;
-    p += *p == '+' || *p == '-';
-    digits = count_digits(p);
-    if (digits == 0) return false;
-    p += digits;
-  }
-  return *p == '\0';
+  if (point && count_digits(point + 1) == 0) return false;
+  return pk_number_is_decimal(token);
 }
 
 /* Checks the number, or the word in a number's place, at *offset and moves past it. */
@@ -64,14 +51,10 @@ static pk_status scan_number(const source *s, int64_t *offset) {
   memcpy(token, s->text + start, (size_t)(end - start));
   token[end - start] = '\0';
   if (!strcmp(token, "true") || !strcmp(token, "false") || !strcmp(token, "null")) return PK_OK;
-  bool whole;
-  if (!is_number(token, &whole)) return FAIL(s, start, "%s is not JSON", token);
-  double number = strtod(token, NULL);
-  if (!isfinite(number)) return FAIL(s, start, "%s is too large for a number", token);
-  if (whole && fabs(number) >= PK_VALUE_INTEGER_LIMIT) {
-    return FAIL(s, start, "the integer %s is not below 2^53 in magnitude", token);
-  }
-  return PK_OK;
+  if (!is_number(token)) return FAIL(s, start, "%s is not JSON", token);
+  double number;
+  const char *defect = pk_number_read(token, &number);
+  return defect ? FAIL(s, start, "%s %s", token, defect) : PK_OK;
 }
 
 /* Checks the string whose quotation mark is at *offset and moves past it. */

@@ -277,10 +277,25 @@ static pk_value *copy(lua_State *state, sandbox *box, int depth) {
   return NULL;
 }
 
+/* Reading a variable that nobody has set. Without it a misspelt one would be nil, and so its key at
+ * its default. */
+static int refuse_undefined(lua_State *state) {
+  const char *name = lua_type(state, 2) == LUA_TSTRING ? lua_tostring(state, 2) : "?";
+  return luaL_error(state, "there is no variable '%s' (a configuration has no libraries)", name);
+}
+
+static void refuse_undefined_globals(lua_State *state) {
+  lua_createtable(state, 0, 1);
+  lua_pushcfunction(state, refuse_undefined);
+  lua_setfield(state, -2, "__index");
+  lua_setmetatable(state, LUA_GLOBALSINDEX);
+}
+
 /* Runs protected, so that whatever Lua throws comes back as a status. */
 static int run(lua_State *state) {
   sandbox *box = lua_touserdata(state, 1);
   luaL_checkstack(state, 4 * PK_VALUE_DEPTH, "nesting");
+  refuse_undefined_globals(state);
   lua_pushfstring(state, "@%s", box->name);
   int status = luaL_loadbufferx(state, box->text, box->bytes, lua_tostring(state, -1), "t");
   if (status) return lua_error(state);

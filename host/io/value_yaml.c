@@ -35,32 +35,6 @@ static bool is_one_of(const char *text, const char *const *words) {
   return false;
 }
 
-static int64_t count_digits(const char *text) {
-  return (int64_t)strspn(text, "0123456789");
-}
-
-/* [-+] digits [. digits] [e [-+] digits], at least one digit before the exponent. YAML 1.1 wants a
- * point before an exponent; people write 1e-3 all the same. */
-static bool is_decimal(const char *text, bool *whole) {
-  const char *p = text + (*text == '-' || *text == '+');
-  int64_t before = count_digits(p), after = 0;
-  p += before;
-  *whole = *p == '\0';
-  if (*p == '.') {
-    after = count_digits(++p);
-    p += after;
-  }
-  if (before + after == 0) return false;
-  if (*p == 'e' || *p == 'E') {
-    p++;
-    p += *p == '-' || *p == '+';
-    int64_t digits = count_digits(p);
-    if (digits == 0) return false;
-    p += digits;
-  }
-  return *p == '\0';
-}
-
 /* The base of 0x1f, 0o17 or 0b101, with *digits after its prefix, or 0. */
 static int other_base(const char *text, const char **digits) {
   text += *text == '-' || *text == '+';
@@ -84,28 +58,26 @@ static pk_status read_number(const reader *r, yaml_mark_t mark, const char *scal
     text[count++] = *p;
   }
   text[count] = '\0';
-  const char *digits;
-  bool whole = true;
+  const char *digits, *defect = NULL;
   int base = other_base(text, &digits);
   if (base) {
     *number = (double)strtoull(digits, NULL, base);
     if (*text == '-') *number = -*number;
-  } else if (is_decimal(text, &whole)) {
+    if (fabs(*number) >= PK_VALUE_INTEGER_LIMIT) defect = "is not below 2^53 in magnitude";
+  } else if (pk_number_is_decimal(text)) {
+    /* YAML 1.1 wants a point before an exponent; people write 1e-3 all the same. */
     const char *p = text + (*text == '-' || *text == '+');
-    if (whole && p[0] == '0' && p[1] != '\0') {
+    if (p[0] == '0' && p[1] != '\0' && p[strspn(p, "0123456789")] == '\0') {
       return FAIL(
           r, mark,
           "%s is octal in some YAML and decimal in other; write it without the leading zero",
           scalar);
     }
-    *number = strtod(text, NULL);
+    defect = pk_number_read(text, number);
   } else {
     return PK_OK;
   }
-  if (!isfinite(*number)) return FAIL(r, mark, "%s is too large for a number", scalar);
-  if (whole && fabs(*number) >= PK_VALUE_INTEGER_LIMIT) {
-    return FAIL(r, mark, "the integer %s is not below 2^53 in magnitude", scalar);
-  }
+  if (defect) return FAIL(r, mark, "%s %s", scalar, defect);
   *found = true;
   return PK_OK;
 }

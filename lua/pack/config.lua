@@ -1,6 +1,7 @@
 --- Configurations: defaults, then a file, then --set, checked against the schema and resolved into one
 --- plain table config.SECTION.KEY in which every key is there and false means off or not given.
 local failure = require "pack.failure"
+local numbers = require "pack.numbers"
 local schema = require "pack.schema"
 local value = require "pack.value"
 
@@ -179,8 +180,9 @@ local switches = {
   off = false, no = false, ["false"] = false, ["0"] = false,
 }
 
+-- Text that is no number, or one that cannot be held as it is meant, stays text and is refused by its row.
 local function number_from(text)
-  return text:find("^[+-]?[%d.]+[eE]?[+-]?%d*$") and tonumber(text) or text
+  return numbers.read(text) or text
 end
 
 local function split(text)

@@ -149,9 +149,7 @@ local function refuse_unknown(operation, name)
     table.concat(names, ", "))
 end
 
-local function is_integer(value)
-  return type(value) == "number" and value % 1 == 0 and value > -2 ^ 53 and value < 2 ^ 53
-end
+local is_integer = require("pack.numbers").is_integer
 
 local function write_integer(operation, attribute, value)
   if value == true then

@@ -1,6 +1,7 @@
 -- Continuing a text with a model.
 local ffi = require "ffi"
 local native = require "pack.native"
+local numbers = require "pack.numbers"
 local ops = require "pack.ops"
 local tensor = require "pack.tensor"
 local utf8 = require "pack.utf8"
@@ -59,6 +60,7 @@ end
 function generate.ids(model, ids, options)
   local temperature, top_p = options.temperature or 0.8, options.top_p or 0.95
   local vocabulary = options.vocabulary or model.config.vocab_size
+  numbers.whole("seed", options.seed or 0, 0)
   local sequence, made, u = {}, {}, ffi.new("double[1]")
   for i, id in ipairs(ids) do sequence[i] = id end
   for i = 0, options.tokens - 1 do

@@ -8,6 +8,7 @@ local cache = require "pack.cache"
 local caller = require "pack.caller"
 local ffi = require "ffi"
 local native = require "pack.native"
+local numbers = require "pack.numbers"
 
 caller.register()
 
@@ -27,20 +28,13 @@ local function finalizer(free, kept)
   end
 end
 
-local function require_whole(name, number, least)
-  if type(number) ~= "number" or number < least or number ~= math.floor(number) or number > 2 ^ 53 then
-    caller.raise("%s %s is not a whole number of at least %d", name, tostring(number), least)
-  end
-  return number
-end
-
 local Loader = {}
 Loader.__index = Loader
 
 local function start(self, cursor)
   self:close()
   local tokens, kept = cache.tokens_of(self.stream)
-  self.options.cursor = require_whole("cursor", cursor, 0)
+  self.options.cursor = numbers.whole("cursor", cursor, 0)
   local made = ffi.new("pk_loader *[1]")
   check(C.pk_loader_create(tokens, made, self.options))
   self.free = finalizer(C.pk_loader_free, kept)
@@ -55,13 +49,13 @@ end
 -- Raises when there is no whole sample.
 function loader.create(options)
   local form = C.pk_loader_defaults()
-  form.context_length = require_whole("context_length", options.context_length, 1)
-  form.num_models = require_whole("num_models", options.num_models, 1)
-  form.micro_batch_size = require_whole("micro_batch_size", options.micro_batch_size, 1)
-  form.accumulation = require_whole("accumulation", options.accumulation or 1, 1)
-  form.seed = require_whole("seed", options.seed or 0, 0)
-  form.limit_tokens = require_whole("limit_tokens", options.limit_tokens or 0, 0)
-  form.buffer_bytes = require_whole("buffer", options.buffer_bytes or (options.buffer_mib or 64) * MIB, 1)
+  form.context_length = numbers.whole("context_length", options.context_length, 1)
+  form.num_models = numbers.whole("num_models", options.num_models, 1)
+  form.micro_batch_size = numbers.whole("micro_batch_size", options.micro_batch_size, 1)
+  form.accumulation = numbers.whole("accumulation", options.accumulation or 1, 1)
+  form.seed = numbers.whole("seed", options.seed or 0, 0)
+  form.limit_tokens = numbers.whole("limit_tokens", options.limit_tokens or 0, 0)
+  form.buffer_bytes = numbers.whole("buffer", options.buffer_bytes or (options.buffer_mib or 64) * MIB, 1)
   form.prefetch = options.prefetch == false and 0 or 1
   local self = setmetatable({stream = options.tokens, options = form, length = options.context_length,
     num_models = options.num_models, rows = options.micro_batch_size}, Loader)
@@ -85,7 +79,7 @@ end
 
 --- Goes to the position at which so many samples were taken.
 function Loader:set_cursor(taken)
-  require_whole("cursor", taken, 0)
+  numbers.whole("cursor", taken, 0)
   if taken ~= self:cursor() then start(self, taken) end
 end
 
@@ -115,10 +109,10 @@ Validation.__index = Validation
 function loader.validation(options)
   local tokens, kept = cache.tokens_of(options.tokens)
   local form = ffi.new("pk_blocks_options")
-  form.context_length = require_whole("context_length", options.context_length, 1)
-  form.batch_size = require_whole("batch_size", options.batch_size, 1)
-  form.subset = require_whole("subset", options.subset or 0, 0)
-  form.seed = require_whole("seed", options.seed or 0, 0)
+  form.context_length = numbers.whole("context_length", options.context_length, 1)
+  form.batch_size = numbers.whole("batch_size", options.batch_size, 1)
+  form.subset = numbers.whole("subset", options.subset or 0, 0)
+  form.seed = numbers.whole("seed", options.seed or 0, 0)
   local made = ffi.new("pk_blocks *[1]")
   check(C.pk_blocks_create(tokens, made, form))
   local self = setmetatable({length = options.context_length, context = options.context}, Validation)

@@ -1,6 +1,7 @@
 --- The command line that all recipes share: --config, --set, --device, --output, --plan, --help and a
 --- recipe's own options.
 local failure = require "pack.failure"
+local numbers = require "pack.numbers"
 local schema = require "pack.schema"
 
 local options = {}
@@ -122,9 +123,8 @@ local function read_value(spec, row, text)
     refuse(spec, "--%s %s: expected one of %s", row.name, text, (row.value:gsub("|", ", ")))
   end
   if row.type ~= "integer" and row.type ~= "number" then return text end
-  local number = text:find("^[+-]?[%d.]+[eE]?[+-]?%d*$") and tonumber(text)
-  local whole = row.type == "integer"
-  if not number or (whole and number ~= math.floor(number)) or math.abs(number) >= 2 ^ 53 then
+  local number, whole = numbers.read(text), row.type == "integer"
+  if not number or (whole and not numbers.is_integer(number)) or math.abs(number) >= 2 ^ 53 then
     refuse(spec, "--%s %s: expected a %s", row.name, text, whole and "whole number below 2^53" or "number")
   end
   if (row.minimum and number < row.minimum) or (row.maximum and number > row.maximum) then

@@ -4,6 +4,7 @@ local failure = require "pack.failure"
 local ffi = require "ffi"
 local files = require "pack.files"
 local native = require "pack.native"
+local numbers = require "pack.numbers"
 local tokenizers = require "pack.tokenizer"
 
 local C = native.C
@@ -53,7 +54,7 @@ local function native_options(options)
   end
   for _, key in ipairs {"workers", "shuffle_seed", "shuffle_buffer", "shuffle_bytes", "shard_tokens",
                         "max_train_tokens", "max_validation_tokens"} do
-    if options[key] then native_form[key] = options[key] end
+    if options[key] then native_form[key] = numbers.whole(key, options[key], 0) end
   end
   native_form.zstd_level = options.zstd or 0
   native_form.text_unit = text_units[options.txt_documents or "file"]

@@ -9,6 +9,7 @@ local context = require "pack.context"
 local dispatch = require "pack.dispatch"
 local ffi = require "ffi"
 local native = require "pack.native"
+local is_integer = require("pack.numbers").is_integer
 local ops = require "pack.ops"
 
 caller.register()
@@ -266,6 +267,7 @@ end
 function methods:seed_normal(seed, name, mean, deviation)
   refuse_other(self, "seed_normal")
   if type(name) ~= "string" then caller.raise("seed_normal: the stream's name is a %s, not a string", type(name)) end
+  if not is_integer(seed) then caller.raise("seed_normal: the seed %s is not a whole number below 2^53", tostring(seed)) end
   check_ok(C.pk_tensor_seed_normal(self, seed, name, mean, deviation))
   return self
 end
@@ -334,7 +336,7 @@ end
 local function view(self, shape, stride, offset)
   local rank = put_shape(shape)
   for name, value in pairs {stride = stride, offset = offset} do
-    if type(value) ~= "number" or value % 1 ~= 0 or math.abs(value) >= 2 ^ 53 then
+    if not is_integer(value) then
       caller.raise("view: %s is %s, not a whole number", name, tostring(value))
     end
   end

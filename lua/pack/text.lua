@@ -9,6 +9,7 @@
 local failure = require "pack.failure"
 local ffi = require "ffi"
 local native = require "pack.native"
+local numbers = require "pack.numbers"
 
 local C = native.C
 local text = {}
@@ -239,7 +240,7 @@ function text.load(options)
   local paths = own and text.own_files() or options.files
   local sources, total, count = read_all(paths, own)
   local documents, train_bytes = split(sources, count)
-  local order = order_of(count, options.seed)
+  local order = order_of(count, options.seed and numbers.whole("seed", options.seed, 0))
   local train = stream(tokenizer, count, train_bytes)
   local validation = stream(tokenizer, count, total - train_bytes)
   for i = 0, count - 1 do

@@ -45,9 +45,7 @@ local function is_power_of_two(n)
   return n == 1 or 2 ^ exponents(n) == n
 end
 
-local function is_whole(x, least)
-  return type(x) == "number" and x >= least and x < 2 ^ 53 and x == math.floor(x)
-end
+local is_whole = require("pack.numbers").is_whole
 
 local function divisors(n)
   local list = {}
