@@ -460,6 +460,17 @@ int64_t pk_file_size(const char *path);
 /* mkdir -p. */
 pk_status pk_directory_create(const char *path);
 
+/* Makes a directory that is not there yet, and those above it; *made is 0 if there is something of
+ * this name. Of several processes one alone makes it. */
+pk_status pk_directory_claim(const char *path, int *made);
+
+/* Makes a new directory for files that are soon removed, in TMPDIR, /tmp or /var/tmp: its path, to
+ * be freed by pk_bytes_free. */
+pk_status pk_directory_temporary(char **path);
+
+/* Removes an empty directory. */
+pk_status pk_directory_remove(const char *path);
+
 /* Names in a directory (without . and ..), sorted, each followed by a newline; free with
  * pk_bytes_free. */
 pk_status pk_directory_list(const char *path, char **names);

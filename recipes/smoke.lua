@@ -15,8 +15,9 @@ local options = pack.options.parse {
   },
 }
 local config = options.config
-local folder = options.output or os.date("!runs/smoke-%Y%m%dT%H%M%SZ")
-if pack.files.exists(folder) then pack.failure.usage("%s: there is such a folder; --output DIR chooses another", folder) end
+if options.output and pack.files.exists(options.output) then
+  pack.failure.usage("%s: there is such a folder; --output DIR chooses another", options.output)
+end
 config.data.cache_dir = options.cache or config.data.cache_dir
 local workers, total = config.decentralized.num_models, config.training.max_tokens
 local updates = total and math.floor(total / config.training.batch_tokens)
@@ -24,6 +25,7 @@ if updates ~= 2 or config.training.checkpoint_steps ~= 1 or config.training.chec
   pack.failure.usage("two updates and a state after each are tested: training.max_tokens must be twice "
     .. "training.batch_tokens, training.checkpoint_steps 1 and training.checkpoint_policy final")
 end
+local folder = options.output or assert(pack.files.claim(os.date("!runs/smoke-%Y%m%dT%H%M%SZ")))
 
 -- Runs one stage: f returns what to say of it, or raises why it failed. Interruptions and usage errors end it all.
 local failed = 0

@@ -280,6 +280,26 @@ describe("A configuration file", function()
     file_refused(".lua", "return {model = {widht = 1}}", "did you mean model.width?")
   end)
 
+  it("is read with a byte order mark, whatever its name ends with", function()
+    local mark = "\239\187\191"
+    for _, case in ipairs {{".yaml", "optimizer:\n  lr: 2e-5\n"}, {".json", '{"optimizer": {"lr": 2e-5}}'},
+      {".lua", "return {optimizer = {lr = 2e-5}}"}, {".conf", "return {optimizer = {lr = 2e-5}}"},
+      {".conf", '{"optimizer": {"lr": 2e-5}}'}, {".conf", "optimizer:\n  lr: 2e-5\n"}} do
+      with_file(case[1], mark .. case[2], function(path) assert.equal(2e-5, config.load(path).optimizer.lr) end)
+    end
+  end)
+
+  it("takes a leading ~/ for the home folder in every key that is a path", function()
+    local home = os.getenv("HOME")
+    local got = config.resolve {table = {data = {text = {"~/a", "b"}, tokenizer = "~/t.model"}, runtime = {output_dir = "~/runs/b"}},
+      set = {"data.cache_dir=~/cache"}}
+    assert.same({home .. "/a", "b"}, got.data.text)
+    assert.equal(home .. "/t.model", got.data.tokenizer)
+    assert.equal(home .. "/runs/b", got.runtime.output_dir)
+    assert.equal(home .. "/cache", got.data.cache_dir)
+    set_refused("runtime.output_dir=~somebody/runs", "only ~/ is known")
+  end)
+
   it("that tries more than to build a table is stopped", function()
     file_refused(".lua", "while true do end", "runs for more than 10000000 instructions")
     file_refused(".lua", "os.execute('true') return {}", ":1: there is no variable 'os'")

@@ -173,6 +173,15 @@ describe("A run's folder", function()
     assert.equal(0, code, err)
   end)
 
+  it("is not named in its configuration, which makes further runs wherever it is moved to", function()
+    local resolved = config.resolve {set = {"runtime.output_dir=" .. output, "model.layers=3"}}
+    run.create({recipe = "train", output = output, config = resolved}):close()
+    local saved = config.load(output .. "/resolved.json")
+    assert.is_false(saved.runtime.output_dir)
+    assert.equal(3, saved.model.layers)
+    assert.equal(output, resolved.runtime.output_dir)
+  end)
+
   it("takes nothing more once it is closed", function()
     local one = run.create {recipe = "train", output = output}
     one:close()

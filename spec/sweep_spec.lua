@@ -155,6 +155,21 @@ describe("a sweep", function()
       support.quote(output), arguments))
   end
 
+  it("without --output takes a folder of its own, also when another one starts in the same second", function()
+    local program, config = support.quote(support.program), folder .. "/config.lua"
+    local code, out, err = support.run(([[
+      mkdir %s/twice && cd %s/twice || exit 9
+      a="--config %s --set training.max_tokens=512 --over runtime.seed=1"
+      %s recipes/sweep.lua $a > 1 2>&1 & first=$!
+      %s recipes/sweep.lua $a > 2 2>&1 & second=$!
+      wait $first || { cat 1 >&2; exit 1; }
+      wait $second || { cat 2 >&2; exit 1; }
+      ls runs/*/report.md]]):format(folder, folder, config, program, program))
+    assert.equal(0, code, err)
+    local _, count = out:gsub("report.md", "")
+    assert.equal(2, count, out)
+  end)
+
   it("hands every argument on to its runs as it is", function()
     local odd = folder .. "/it's \"a\" text $HOME.txt"
     support.write(odd, support.read(text))

@@ -24,6 +24,15 @@ describe("JSON from outside", function()
     assert.equal(1e300, json.decode("1e300"))
   end)
 
+  it("reads over a byte order mark in all three languages", function()
+    local mark = "\239\187\191"
+    for language, text in pairs {json = '{"a": 1}', yaml = "a: 1\n", lua = "return {a = 1}"} do
+      assert.same({a = 1}, value.parse(language, mark .. text, "case"))
+    end
+    refused("yaml", mark .. "a: 1\na: 2", "twice")
+    refused("lua", mark .. "return {a = b}", "case:1: there is no variable 'b'")
+  end)
+
   it("refuses fractions of large numbers that would become another whole number, in YAML too", function()
     for _, language in ipairs {"json", "yaml"} do
       for _, text in ipairs {"9007199254740991.4", "4503599627370497.5", "45035996273704975e-1", "-4503599627370497.5"} do

@@ -156,6 +156,10 @@ static int64_t utf8_length(const unsigned char *text, int64_t bytes) {
   return length;
 }
 
+int64_t pk_text_mark(const char *text, int64_t bytes) {
+  return bytes >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+}
+
 const char *pk_text_defect(const char *text, int64_t bytes, int64_t *offset) {
   for (int64_t i = 0; i < bytes;) {
     *offset = i;

@@ -30,6 +30,9 @@ pk_status pk_value_set_key(pk_value *value, const char *text, int64_t bytes);
 /* Whether text is [-+] digits [. digits] [e [-+] digits], with a digit before the exponent. */
 bool pk_number_is_decimal(const char *text);
 
+/* The bytes of a byte order mark at the beginning of text: 3 or 0. Editors write it unseen. */
+int64_t pk_text_mark(const char *text, int64_t bytes);
+
 /* NULL if text is UTF-8 without NUL characters; else what is wrong, and *offset says where. */
 const char *pk_text_defect(const char *text, int64_t bytes, int64_t *offset);
 

@@ -82,7 +82,7 @@ static pk_status scan(const source *s) {
   const char *defect = pk_text_defect(s->text, s->bytes, &bad);
   if (defect) return FAIL(s, bad, "%s", defect);
   int depth = 0;
-  int64_t i = s->bytes >= 3 && memcmp(s->text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+  int64_t i = pk_text_mark(s->text, s->bytes);
   while (i < s->bytes) {
     pk_status status = PK_OK;
     char c = s->text[i];

@@ -322,6 +322,9 @@ static pk_status explain(const sandbox *box, lua_State *state, int error) {
 
 pk_status pk_value_from_lua(const char *text, int64_t bytes, const char *name, pk_value **root) {
   *root = NULL;
+  int64_t mark = pk_text_mark(text, bytes);
+  text += mark;
+  bytes -= mark;
   if (bytes > 0 && text[0] == '\x1b')
     return pk_fail(PK_FORMAT, "%s: is bytecode; only Lua text is read", name);
   sandbox box = {.text = text, .bytes = (size_t)bytes, .name = name, .line = 1};

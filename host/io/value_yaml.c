@@ -218,7 +218,9 @@ static pk_status read_stream(reader *r, pk_value **value) {
 
 pk_status pk_value_from_yaml(const char *text, int64_t bytes, const char *name, pk_value **root) {
   *root = NULL;
-  int64_t bad;
+  int64_t mark = pk_text_mark(text, bytes), bad;
+  text += mark;
+  bytes -= mark;
   const char *defect = pk_text_defect(text, bytes, &bad);
   if (defect) return pk_fail_at(name, text, bytes, bad, "%s", defect);
   reader r = {.name = name};

@@ -41,7 +41,12 @@ end
 
 --- The new, empty folder for results that the options ask for.
 function benchmark.claim(options)
-  local folder = options.output or os.date("!runs/benchmark-%Y%m%dT%H%M%SZ")
+  if not options.output then
+    local folder, message = files.claim(os.date("!runs/benchmark-%Y%m%dT%H%M%SZ"))
+    if not folder then failure.usage("%s\n--output DIR chooses another folder", message) end
+    return folder
+  end
+  local folder = options.output
   local names = files.exists(folder) and files.list(folder) or {}
   if #names > 0 then
     failure.usage("%s: the folder is not empty; --resume goes on with what is there, --output DIR chooses another", folder)

@@ -121,10 +121,18 @@ function accept.boolean(_, x)
   return nil
 end
 
-function accept.string(row, x)
+-- The text, or for a row of paths what it stands for. Usage error: a ~ that stands for nothing.
+local function expanded(row, x, source)
+  if not row.path then return x end
+  local path, message = require("pack.files").expand(x)
+  if not path then failure.usage("%s: %s: %s", source, row.key, message) end
+  return path
+end
+
+function accept.string(row, x, source)
   if not is_text(x) then return nil end
   for _, pattern in ipairs(row.pattern or {""}) do
-    if x:find(pattern) then return x end
+    if x:find(pattern) then return expanded(row, x, source) end
   end
   return nil
 end
@@ -136,8 +144,10 @@ function accept.choice(row, x)
   return nil
 end
 
-function accept.list(_, x)
-  return is_text(x) and {x} or list_of(x, is_text)
+function accept.list(row, x, source)
+  local list = is_text(x) and {x} or list_of(x, is_text)
+  for i, entry in ipairs(list or {}) do list[i] = expanded(row, entry, source) end
+  return list
 end
 
 function accept.epochs(row, x)
@@ -311,6 +321,7 @@ local function language_of(path, text)
   local extension = path:lower():match("%.(%w+)$")
   local known = {lua = "lua", json = "json", yaml = "yaml", yml = "yaml"}
   if known[extension] then return known[extension] end
+  text = text:gsub("^\239\187\191", "") -- a byte order mark
   if text:find("^%s*{") then return "json" end
   return (text:find("^%s*return%f[^%w_]") or text:find("^%s*%-%-[^-]") or text:find("^%s*local%f[^%w_]"))
     and "lua" or "yaml"

@@ -9,6 +9,7 @@ local C = native.C
 local files = {}
 
 local READ_LIMIT = 2 ^ 30
+local MOST_NAMES = 1000
 
 local function check(status)
   if status ~= 0 then caller.raise("%s", native.message()) end
@@ -150,6 +151,31 @@ function files.mkdir(path)
   check(C.pk_directory_create(checked(path)))
 end
 
+--- Makes a new directory named `base`, or base-2, base-3 ... where there is one, and returns its name. Of several
+-- processes that want the same name each gets its own. Returns nil and the message if it cannot be made.
+function files.claim(base)
+  local made = ffi.new("int[1]")
+  for i = 1, MOST_NAMES do
+    local folder = i == 1 and base or base .. "-" .. i
+    if C.pk_directory_claim(checked(folder), made) ~= 0 then return nil, native.message() end
+    if made[0] ~= 0 then return folder end
+  end
+  return nil, ("%s: this folder and those up to %s-%d are there already"):format(base, base, MOST_NAMES)
+end
+
+--- Calls f with the path of a new folder under TMPDIR, /tmp or /var/tmp, which is removed afterwards with the files in
+-- it. Returns what f returns, or nil and the message if there is none, or f raises.
+function files.with_temporary(f)
+  local pointer = ffi.new("char *[1]")
+  if C.pk_directory_temporary(pointer) ~= 0 then return nil, native.message() end
+  local folder = take(pointer)
+  local good, result, reason = pcall(f, folder)
+  for _, name in ipairs(files.list(folder) or {}) do os.remove(files.join(folder, name)) end
+  C.pk_directory_remove(folder)
+  if not good then return nil, tostring(result) end
+  return result, reason
+end
+
 --- The names in a directory, sorted, without . and ..; or nil and the message.
 function files.list(path)
   local names = ffi.new("char *[1]")
@@ -202,6 +228,18 @@ function files.remarks(first)
     text = C.pk_file_remark(index)
   end
   return list
+end
+
+--- The path that a leading ~/ stands for, as shells know it; they do not look for it behind --output= or in a
+-- configuration. Returns nil and the message where it stands for nothing here.
+function files.expand(path)
+  if path:sub(1, 1) ~= "~" then return path end
+  local home = os.getenv("HOME")
+  if path ~= "~" and path:sub(1, 2) ~= "~/" then
+    return nil, ("%s: only ~/ is known; ./%s is a path of that name"):format(path, path)
+  end
+  if not home or home == "" then return nil, path .. ": HOME is not set, so that ~ stands for nothing" end
+  return home .. path:sub(2)
 end
 
 --- What follows the last slash of a path, which may end with one: "c" of "/a/b/c".

@@ -80,14 +80,16 @@ end
 --- Runs a script that draws on the given terminal; returns what it drew, or nil and the reason. The user's own
 -- settings for gnuplot are not read.
 function gnuplot.run(script, terminal)
-  local names = {script = os.tmpname(), log = os.tmpname(), output = os.tmpname()}
-  files.write(names.script, ("set encoding utf8\nset terminal %s\nset output %s\n%s\n"):format(terminal,
-    gnuplot.quote(names.output), script))
-  local good, reason = run(names.script, names.log)
-  local output = good and files.read(names.output)
-  for _, name in pairs(names) do os.remove(name) end
-  if good and output == "" then return nil, gnuplot.program() .. ": it drew nothing" end
-  return output or nil, reason
+  return files.with_temporary(function(folder)
+    local path, log, drawn = folder .. "/script", folder .. "/log", folder .. "/output"
+    files.write(path, ("set encoding utf8\nset terminal %s\nset output %s\n%s\n"):format(terminal,
+      gnuplot.quote(drawn), script))
+    local good, reason = run(path, log)
+    if not good then return nil, reason end
+    local output = files.read(drawn)
+    if not output or output == "" then return nil, gnuplot.program() .. ": it drew nothing" end
+    return output
+  end)
 end
 
 local entities = {["&"] = "&amp;", ["<"] = "&lt;", [">"] = "&gt;", ['"'] = "&quot;", ["'"] = "&#39;"}

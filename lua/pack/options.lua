@@ -1,6 +1,7 @@
 --- The command line that all recipes share: --config, --set, --device, --output, --plan, --help and a
 --- recipe's own options.
 local failure = require "pack.failure"
+local files = require "pack.files"
 local numbers = require "pack.numbers"
 local schema = require "pack.schema"
 
@@ -121,6 +122,10 @@ local function read_value(spec, row, text)
       if text == choice then return text end
     end
     refuse(spec, "--%s %s: expected one of %s", row.name, text, (row.value:gsub("|", ", ")))
+  end
+  if row.value == "DIR" or row.value == "FILE" then
+    local path, message = files.expand(text)
+    return path or refuse(spec, "--%s %s", row.name, message)
   end
   if row.type ~= "integer" and row.type ~= "number" then return text end
   local number, whole = numbers.read(text), row.type == "integer"

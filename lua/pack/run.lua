@@ -22,7 +22,6 @@ local Run = {}
 Run.__index = Run
 
 local LOCK_NAME = "run.lock"
-local MAX_NAMES = 100 -- runs of one recipe that start within a second
 
 local function utc(format)
   return os.date(format or "!%Y-%m-%dT%H:%M:%SZ")
@@ -70,15 +69,12 @@ local function claim(folder)
 end
 
 local function claim_new(recipe)
-  local base = ("runs/%s-%s"):format(recipe, utc("!%Y%m%dT%H%M%SZ"))
-  local message
-  for i = 1, MAX_NAMES do
-    local folder = i == 1 and base or base .. "-" .. i
-    local claimed
-    claimed, message = claim(folder)
-    if claimed then return claimed, folder end
-  end
-  failure.usage("%s", message)
+  local folder, message = files.claim(("runs/%s-%s"):format(recipe, utc("!%Y%m%dT%H%M%SZ")))
+  if not folder then failure.usage("%s\n--output DIR chooses another folder", message) end
+  local claimed
+  claimed, message = claim(folder)
+  if not claimed then failure.usage("%s", message) end
+  return claimed, folder
 end
 
 local function claim_given(folder)
@@ -182,8 +178,12 @@ local function open(folder, held, options, lines, step)
   return self
 end
 
+-- The folder is left out: the file is a configuration for further runs too, wherever this one is moved to.
 local function write_config(folder, resolved)
-  files.write(files.join(folder, "resolved.json"), require("pack.config").encode(resolved))
+  local config = require "pack.config"
+  local saved = config.copy(resolved)
+  saved.runtime.output_dir = false
+  files.write(files.join(folder, "resolved.json"), config.encode(saved))
 end
 
 local function start(folder, held, options)

@@ -295,6 +295,13 @@ local function claim(folder)
   return held
 end
 
+-- A new folder for a sweep that was given none.
+local function claim_new(base)
+  local folder, message = files.claim(base)
+  if not folder then failure.usage("%s\n--output DIR chooses another folder", message) end
+  return folder
+end
+
 --- A sweep as a recipe. spec: recipe (its name), summary, arg (the global arg), run(task), which does one run (see
 -- pack.sweep_task; task:train() is the usual one) and may return fields for its result.json; over and zip, lists of
 -- axes for when the command line has none; default_config. Exit codes: 1 when not all runs are complete at the end,
@@ -305,8 +312,15 @@ function sweep.run(spec)
   if not found.over and not found.zip then found.over, found.zip = spec.over, spec.zip end
   local axes = plan.axes(found.over, found.zip)
   if found.task and not found.output then failure.usage("--task needs --output, the sweep's folder") end
-  found.output = found.output or ("runs/%s-%s"):format(spec.recipe, os.date("!%Y%m%dT%H%M%SZ"))
+  local given = found.output
+  found.output = given or ("runs/%s-%s"):format(spec.recipe, os.date("!%Y%m%dT%H%M%SZ"))
   local tasks = tasks_of(found, axes, spec.recipe)
+  local runs_all = not (found.task or found.slurm or found.dry_run or found.collect)
+  if runs_all then check_devices(found) end
+  if not given and (runs_all or found.slurm and not found.dry_run) then
+    found.output = claim_new(found.output)
+    tasks = tasks_of(found, axes, spec.recipe) -- under the name that is now known
+  end
   if found.task then
     if found.task > #tasks then failure.usage("--task %d: the sweep has %d runs", found.task, #tasks) end
     return run_here(tasks[found.task], spec.run)
@@ -317,7 +331,6 @@ function sweep.run(spec)
     if not files.exists(found.output) then failure.usage("%s: there is no such sweep", found.output) end
     return conclude(tasks, axes, found.output)
   end
-  check_devices(found)
   local held = claim(found.output)
   conclude(tasks, axes, found.output, schedule(tasks, found, spec))
   files.unlock(held)
