@@ -158,7 +158,7 @@ describe("a sweep", function()
   it("without --output takes a folder of its own, also when another one starts in the same second", function()
     local program, config = support.quote(support.program), folder .. "/config.lua"
     local code, out, err = support.run(([[
-      mkdir %s/twice && cd %s/twice || exit 9
+      mkdir %s/same-second && cd %s/same-second || exit 9
       a="--config %s --set training.max_tokens=512 --over runtime.seed=1"
       %s recipes/sweep.lua $a > 1 2>&1 & first=$!
       %s recipes/sweep.lua $a > 2 2>&1 & second=$!
