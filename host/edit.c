@@ -130,9 +130,20 @@ static int columns(void) {
   return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
-/* Bound to the tabulator. */
+enum {
+  PASTE_MILLISECONDS = 20
+}; /* longer than text that is pasted pauses, shorter than fingers do */
+
+/* Whether more input follows at once, as it does in pasted text. */
+static int is_pasted(void) {
+  struct pollfd file = {.fd = STDIN_FILENO, .events = POLLIN};
+  return poll(&file, 1, PASTE_MILLISECONDS) > 0 && file.revents & POLLIN;
+}
+
+/* Bound to the tabulator, which in pasted text is a character as any other. */
 static unsigned char complete(EditLine *line, int key) {
   (void)key;
+  if (is_pasted()) return el_insertstr(line, "\t") == 0 ? CC_REFRESH : CC_ERROR;
   pk_editor *editor;
   el_get(line, EL_CLIENTDATA, &editor);
   const LineInfo *info = el_line(line);

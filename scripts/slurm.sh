@@ -17,7 +17,8 @@ usage: scripts/slurm.sh [options] RECIPE [ARGUMENTS...]
   --gpus N           GPUs (default 1)
   --cpu              no GPU
   --array LIST       one job for each number, such as 1-12 or 1-12%4 (at most four at once);
-                     %a in ARGUMENTS is the number
+                     %a in ARGUMENTS is the number; numbers from Slurm's MaxArraySize on become
+                     further arrays, one after the other if there is a %
   --name NAME        of the job (default: the recipe's)
   --grace SECONDS    from the signal to save until the end of the time limit (default 120)
   --setup FILE       bash code that the job starts with, such as 'module load ...'
@@ -109,14 +110,70 @@ if [[ $qos ]]; then options+=("--qos=$qos"); fi
 if [[ $time ]]; then options+=("--time=$time"); fi
 if [[ $cpus ]]; then options+=("--cpus-per-task=$cpus"); fi
 if [[ $mem ]]; then options+=("--mem=$mem"); fi
-if [[ $array ]]; then options+=("--array=$array"); fi
-command=(sbatch "${options[@]}" "${further[@]}" "$home/scripts/slurm_job.sh"
-  "$home" "$setup" "$program" "$resume" "$recipe" "$@")
 
-if [[ $dry_run ]]; then
-  printf '%q ' "${command[@]}" | sed 's/ $//'
-  echo
+# submit OFFSET ARGUMENTS...: one job or array; %a is then the number in the array and OFFSET. Sets job to its number.
+job=''
+submit() {
+  local offset=$1 own=() command
+  shift
+  if [[ $offset != 0 ]]; then own=(--offset "$offset"); fi
+  command=(sbatch "${options[@]}" "${part[@]}" "${further[@]}" "$home/scripts/slurm_job.sh" "${own[@]}"
+    "$home" "$setup" "$program" "$resume" "$recipe" "$@")
+  if [[ $dry_run ]]; then
+    printf '%q ' "${command[@]}" | sed 's/ $//'
+    echo
+    job=JOB
+  else
+    local answer
+    answer=$("${command[@]}") || exit
+    echo "$answer"
+    job=${answer##* }
+  fi
+}
+
+# The numbers of a list such as 1-3,7,10-20:5, one per line.
+numbers_of() {
+  local range first last step
+  for range in ${1//,/ }; do
+    [[ $range =~ ^([0-9]+)(-([0-9]+)(:([0-9]+))?)?$ ]] || return 1
+    first=$((10#${BASH_REMATCH[1]})) last=$((10#${BASH_REMATCH[3]:-${BASH_REMATCH[1]}})) step=$((10#${BASH_REMATCH[5]:-1}))
+    [[ $step != 0 ]] || return 1
+    for ((; first <= last; first += step)); do echo "$first"; done
+  done
+}
+
+# Numbers in order, one per line, as a list with ranges.
+ranges() {
+  awk 'function show() { printf "%s%s", separator, first == last ? first : first "-" last; separator = "," }
+    any && $1 == last + 1 { last = $1; next }
+    { if (any) show(); first = last = $1; any = 1 }
+    END { if (any) show() }'
+}
+
+# Where the system limits them, indices of an array are less than MaxArraySize.
+most=$(scontrol show config 2> /dev/null | awk '$1 == "MaxArraySize" { print $3 }') || true
+
+if [[ ! $dry_run ]]; then mkdir -p runs; fi # sbatch does not make the folder of its log
+part=()
+if [[ ! $array ]]; then
+  submit 0 "$@"
   exit
 fi
-mkdir -p runs # sbatch does not make the folder of its log
-exec "${command[@]}"
+list=${array%%%*} at_once=''
+if [[ $array == *%* ]]; then at_once=%${array#*%}; fi
+numbers=$(numbers_of "$list") || refuse "--array $array: expected a list such as 1-12 or 1,4,9-12%4"
+if [[ ! $most =~ ^[0-9]+$ || $most -lt 2 ]] || ! awk -v most="$most" '$1 >= most { high = 1 } END { exit !high }' <<< "$numbers"; then
+  part=("--array=$array")
+  submit 0 "$@"
+  exit
+fi
+numbers=$(sort -nu <<< "$numbers")
+largest=$(tail -n 1 <<< "$numbers")
+for ((offset = 0; offset < largest; offset += most - 1)); do
+  list=$(awk -v low="$offset" -v step="$((most - 1))" \
+    '$1 > low && $1 <= low + step || $1 == 0 && low == 0 { print $1 - low }' <<< "$numbers" | ranges)
+  if [[ ! $list ]]; then continue; fi
+  part=("--array=$list$at_once")
+  if [[ $at_once && $job ]]; then part+=("--dependency=afterany:$job"); fi
+  submit "$offset" "$@"
+done

@@ -1,10 +1,16 @@
 #!/usr/bin/env bash
 # What a job submitted by scripts/slurm.sh runs on its node:
-#   slurm_job.sh HOME SETUP PROGRAM RESUME RECIPE [ARGUMENTS...]    (SETUP and PROGRAM may be empty)
+#   slurm_job.sh [--offset N] HOME SETUP PROGRAM RESUME RECIPE [ARGUMENTS...]    (SETUP and PROGRAM may be empty)
+# N is added to the number of a job in an array, as %a in ARGUMENTS.
 # Builds packlua for this architecture if need be and runs the recipe. When Slurm warns that the time is nearly up,
 # packlua saves and ends with 75, and the job goes back into the queue. Started again, it continues the run.
 set -euo pipefail
 
+offset=0
+if [[ $1 == --offset ]]; then
+  offset=$2
+  shift 2
+fi
 home=$1 setup=$2 program=$3 resume=$4
 shift 4
 
@@ -46,11 +52,12 @@ if [[ ! $program ]]; then
 fi
 
 # The recipe's arguments, with the job's numbers in them, and the folder that they name.
-arguments=() output='' previous=''
+arguments=() output='' previous='' index=%a
+if [[ ${SLURM_ARRAY_TASK_ID-} ]]; then index=$((SLURM_ARRAY_TASK_ID + offset)); fi
 for argument in "$@"; do
   argument=${argument//%j/$SLURM_JOB_ID}
   argument=${argument//%A/${SLURM_ARRAY_JOB_ID-%A}}
-  argument=${argument//%a/${SLURM_ARRAY_TASK_ID-%a}}
+  argument=${argument//%a/$index}
   if [[ $previous == --output ]]; then output=$argument; fi
   if [[ $argument == --output=* ]]; then output=${argument#*=}; fi
   arguments+=("$argument")

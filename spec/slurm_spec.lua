@@ -22,6 +22,33 @@ describe("scripts/slurm.sh", function()
       .. "recipes/verify.lua a\\ b\n"):format(home, home), out)
   end)
 
+  it("submits numbers from MaxArraySize on as further arrays, in turn where jobs at once are limited", function()
+    local folder = support.temporary()
+    support.write(folder .. "/scontrol", '#!/bin/sh\n[ "$1 $2" = "show config" ] && echo "MaxArraySize            = 11"\n')
+    os.execute("chmod +x " .. folder .. "/scontrol")
+    local function arrays(list)
+      local code, out, err = slurm("--dry-run --array " .. list .. " recipes/verify.lua --task %a", "PATH=" .. folder .. ":$PATH")
+      assert.equal(0, code, err)
+      local found = {}
+      for line in out:gmatch("[^\n]+") do
+        found[#found + 1] = table.concat({line:match("%-%-array=(%S+)"):gsub("\\", ""), line:match("%-%-offset %d+"),
+          line:match("%-%-dependency=%S+")}, " ")
+        assert.is_truthy(line:find("recipes/verify.lua --task %a", 1, true), line)
+      end
+      return found
+    end
+    assert.same({"1-10"}, arrays "1-10")
+    assert.same({"7,9%2"}, arrays "7,9%2")
+    assert.same({"0,3-10", "1-4 --offset 10", "5 --offset 20"}, arrays "0,3-14,25")
+    assert.same({"1 --offset 20"}, arrays "21")
+    assert.same({"1,4,7,10", "3,6,9 --offset 10"}, arrays "1-19:3")
+    assert.same({"9-10%4", "1-2%4 --offset 10 --dependency=afterany:JOB"}, arrays "9-12%4")
+    local code, _, err = slurm("--dry-run --array 3-x recipes/verify.lua", "PATH=" .. folder .. ":$PATH")
+    assert.equal(2, code)
+    assert.is_truthy(err:find("--array 3-x: expected a list", 1, true), err)
+    support.remove(folder)
+  end)
+
   it("names the folder of a training run after its job", function()
     local _, one = slurm("--dry-run recipes/train.lua --set runtime.seed=1")
     assert.is_truthy(one:find("recipes/train.lua --set runtime.seed=1 --output runs/train-%j\n", 1, true), one)
@@ -190,5 +217,10 @@ describe("scripts/slurm_job.sh", function()
     assert.equal(0, code)
     assert.is_truthy(out:find("modules: loaded\n", 1, true), out)
     assert.is_truthy(out:find("\n--task 3 --output runs/20-3 --set x=a b\n", 1, true), out)
+    code, out, err = support.run(("cd %s && SLURM_JOB_ID=23 SLURM_ARRAY_JOB_ID=20 SLURM_ARRAY_TASK_ID=3 bash "
+      .. "%s/scripts/slurm_job.sh --offset 1000 %s '' %s recipes/resume.lua show.lua --task %%a")
+      :format(folder, support.quote(home), support.quote(home), support.quote(support.program)))
+    assert.equal(0, code, err)
+    assert.is_truthy(out:find("\n--task 1003\n", 1, true), out)
   end)
 end)
