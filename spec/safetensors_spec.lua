@@ -427,17 +427,30 @@ describe("A written safetensors file", function()
     assert.same({"case.safetensors"}, files.list(folder))
   end)
 
+  -- The SHA-256 of a text by another program.
+  local function sha256(text)
+    support.write(folder .. "/hashed", text)
+    local _, out = support.run("sha256sum " .. folder .. "/hashed")
+    os.remove(folder .. "/hashed")
+    return out:match("^%x+")
+  end
+
   it("has the bytes that the format states", function()
     safetensors.write(path, {
       metadata = {b = "2", a = 'q"\\\n\1'},
       {name = "x\195\169", tensor = tensor.from({7}, "i32")},
       {name = "y", tensor = tensor.from({{1, 2}}, "f32"), shape = {2}},
     })
-    local header = '{"__metadata__":{"a":"q\\"\\\\\\u000a\\u0001","b":"2"},' ..
+    -- The checksum of the header is over its names, values, dtypes and shapes, sorted, each with a zero.
+    local data = {bytes_of("int32_t", 7), bytes_of("float", 1, 2)}
+    local digits = sha256(data[1]) .. " " .. sha256(data[2])
+    local said = {"a", 'q"\\\n\1', "b", "2", "x\195\169", "I32", "[1]", "y", "F32", "[2]", digits}
+    local header = '{"__metadata__":{"a":"q\\"\\\\\\u000a\\u0001","b":"2",' ..
+      ('"packlua_sha256":"%s","packlua_tensors_sha256":"%s"},'):format(sha256(table.concat(said, "\0") .. "\0"), digits) ..
       '"x\195\169":{"dtype":"I32","shape":[1],"data_offsets":[0,4]},' ..
       '"y":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}'
     header = header .. (" "):rep(-#header % 8)
-    assert.equal(contents(header, bytes_of("int32_t", 7) .. bytes_of("float", 1, 2)), files.read(path))
+    assert.equal(contents(header, data[1] .. data[2]), files.read(path))
     assert.equal(12 + 8 + #header, files.size(path))
   end)
 
@@ -445,7 +458,91 @@ describe("A written safetensors file", function()
     safetensors.write(path, {metadata = {a = "1"}})
     assert.equal("1", safetensors.open(path):metadata("a"))
     safetensors.write(path, {})
-    assert.equal(contents("{}      "), files.read(path))
+    assert.same({}, safetensors.open(path):names())
+    assert.same({}, safetensors.open(path):metadata())
+  end)
+
+  describe("that is damaged", function()
+    local whole
+    before_each(function()
+      safetensors.write(path, {metadata = {step = "12", content = "average"},
+        {name = "first", tensor = tensor.from({{1, 2, 3}, {4, 5, 6}}, "f32")},
+        {name = "second", tensor = tensor.from({7, 8}, "f32")}})
+      whole = files.read(path)
+    end)
+
+    -- Reads everything that the file says: nil, or the message of why not.
+    local function problem()
+      local good, message = pcall(function()
+        local file = safetensors.open(path)
+        for _, name in ipairs(file:names()) do file:read_doubles(name) end
+        file:close()
+      end)
+      return not good and tostring(message) or nil
+    end
+
+    it("is refused whichever byte has changed, or says the same", function()
+      local function content()
+        local file, list = safetensors.open(path), {}
+        for _, name in ipairs(file:names()) do
+          local values, count = file:read_doubles(name)
+          list[#list + 1] = {name, file:entry(name).shape, ffi.string(values, 8 * count)}
+        end
+        list.metadata = file:metadata()
+        file:close()
+        return list
+      end
+      local before, harmless = content(), 0
+      for i = 1, #whole do
+        for _, bit_ in ipairs {1, 32, 128} do
+          support.write(path, whole:sub(1, i - 1) .. string.char(bit.bxor(whole:byte(i), bit_)) .. whole:sub(i + 1))
+          if not problem() then
+            harmless = harmless + 1
+            assert.same(before, content())
+          end
+        end
+      end
+      assert.is_true(harmless < 10, harmless .. " changes were not noticed") -- of the spaces after the header
+    end)
+
+    it("names the tensor, also when a part of it is read", function()
+      support.write(path, whole:sub(1, -2) .. "\1")
+      assert.is_truthy(problem():find(path .. ": tensor 'second' is damaged: the SHA-256 of its data is", 1, true))
+      local file = safetensors.open(path)
+      file:read_doubles("first")
+      assert.has_error(function() file:doubles(file:entry("second"), 0, 1) end)
+      assert.is_truthy(native.message():find("tensor 'second' is damaged", 1, true))
+      file:close()
+    end)
+
+    it("in its header says so", function()
+      support.write(path, (whole:gsub('"12"', '"13"')))
+      assert.is_truthy(problem():find(path .. ": damaged: its header has changed since it was written", 1, true))
+      support.write(path, (whole:gsub("packlua_sha256", "packlua_sha257")))
+      assert.is_truthy(problem():find(path .. ": damaged: its checksums are not those of 2 tensors", 1, true))
+    end)
+
+    it("is read by its content where another program wrote the header anew", function()
+      -- The tensors in the other order, the metadata at the end and reversed, and spaces between.
+      local header = whole:sub(9, -33)
+      local metadata = header:match('"__metadata__":{(.-)}')
+      local pairs_, reversed = {}, {}
+      for pair in metadata:gmatch('"[^"]*":"[^"]*"') do table.insert(pairs_, 1, pair) end
+      reversed[1] = '"second":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
+      reversed[2] = '"first":{"dtype":"F32","shape":[2,3],"data_offsets":[8,32]}'
+      reversed[3] = '"__metadata__": { ' .. table.concat(pairs_, " , ") .. " }"
+      assert.equal(4, #pairs_)
+      support.write(path, contents("{ " .. table.concat(reversed, ", ") .. " }", whole:sub(-8) .. whole:sub(-32, -9)))
+      assert.is_nil(problem())
+    end)
+  end)
+
+  it("keeps its checksums to itself, and no metadata can have their names", function()
+    safetensors.write(path, {metadata = {a = "1"}})
+    assert.same({a = "1"}, safetensors.open(path):metadata())
+    local good, message = pcall(safetensors.write, path, {metadata = {packlua_sha256 = "x"}})
+    assert.is_false(good)
+    assert.is_truthy(message:find("the metadata 'packlua_sha256' is the writer's own", 1, true), message)
   end)
 
   it("has larger dtypes first, so that data is aligned, and else the order given", function()

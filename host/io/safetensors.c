@@ -16,7 +16,7 @@
 
 /* A header that is all commas would become a tree 100 times its size; a million tensors fit this.
  */
-enum { MAX_COMMAS = 1 << 23 };
+enum { MAX_COMMAS = 1 << 23, VERIFY_PIECE = 1 << 20 };
 
 static const int64_t MAX_READ = 1 << 30; /* Linux reads at most 2 GiB at once */
 
@@ -31,6 +31,10 @@ struct pk_safetensors {
   int64_t count;
   const pk_value **metadata; /* sorted by key */
   int64_t metadata_count;
+  const char *header_sha256; /* of a file that says what its own content is, else NULL */
+  const char *tensors_sha256;
+  int64_t *places; /* per tensor, of its digits among those */
+  bool *verified;
 };
 
 /* --- reading bytes --- */
@@ -244,9 +248,15 @@ static pk_status read_metadata(pk_safetensors *file, const pk_value *metadata) {
       return pk_fail(PK_FORMAT, "%s: the metadata '%.200s' is not a string", file->path,
                      child->key);
     }
-    file->metadata[file->metadata_count++] = child;
+    if (strcmp(child->key, PK_SAFETENSORS_SHA256) == 0) {
+      file->header_sha256 = child->string;
+    } else if (strcmp(child->key, PK_SAFETENSORS_TENSORS_SHA256) == 0) {
+      file->tensors_sha256 = child->string;
+    } else {
+      file->metadata[file->metadata_count++] = child;
+    }
   }
-  qsort(file->metadata, count, sizeof(pk_value *), compare_metadata);
+  qsort(file->metadata, (size_t)file->metadata_count, sizeof(pk_value *), compare_metadata);
   return PK_OK;
 }
 
@@ -296,6 +306,90 @@ static pk_status check_places(pk_safetensors *file) {
                  file->path, file->data_bytes - end);
 }
 
+/* --- checksums --- */
+
+/* The digits of the header's content. Finds the tensors' places among those of all tensors. */
+static pk_status hash_header(pk_safetensors *file, char digits[PK_SHA256_TEXT]) {
+  int64_t count = 0, metadata = file->metadata_count;
+  pk_safetensors_part *parts = calloc((size_t)(metadata + file->count) + 1, sizeof *parts);
+  if (!parts) return pk_fail(PK_NO_MEMORY, "%s: no memory to check its header", file->path);
+  for (int64_t i = 0; i < metadata; i++) {
+    parts[count++] =
+        (pk_safetensors_part){.name = file->metadata[i]->key, .value = file->metadata[i]->string};
+  }
+  for (int64_t i = 0; i < file->count; i++) {
+    const pk_safetensors_entry *entry = &file->entries[i];
+    parts[count++] = (pk_safetensors_part){.name = entry->name,
+                                           .dtype = entry->dtype,
+                                           .rank = entry->rank,
+                                           .shape = entry->shape,
+                                           .index = i};
+  }
+  pk_safetensors_sort_parts(parts, count);
+  for (int64_t i = metadata; i < count; i++) {
+    file->places[parts[i].index] = (i - metadata) * PK_SHA256_TEXT;
+  }
+  pk_safetensors_header_sha256(parts, count, file->tensors_sha256, digits);
+  free(parts);
+  return PK_OK;
+}
+
+/* Compares the header with what it says of itself, if it does. */
+static pk_status check_header_sha256(pk_safetensors *file) {
+  if (!file->header_sha256 && !file->tensors_sha256) return PK_OK;
+  size_t wanted = file->count > 0 ? (size_t)file->count * PK_SHA256_TEXT - 1 : 0;
+  if (!file->header_sha256 || !file->tensors_sha256 || strlen(file->tensors_sha256) != wanted) {
+    return pk_fail(PK_FORMAT, "%s: damaged: its checksums are not those of %" PRId64 " tensors",
+                   file->path, file->count);
+  }
+  file->verified = calloc((size_t)file->count + 1, sizeof *file->verified);
+  file->places = calloc((size_t)file->count + 1, sizeof *file->places);
+  if (!file->verified || !file->places) {
+    return pk_fail(PK_NO_MEMORY, "%s: no memory to check it", file->path);
+  }
+  char digits[PK_SHA256_TEXT];
+  pk_status status = hash_header(file, digits);
+  if (status) return status;
+  if (strcmp(digits, file->header_sha256) != 0) {
+    return pk_fail(PK_FORMAT,
+                   "%s: damaged: its header has changed since it was written: the SHA-256 is %s, "
+                   "not %.64s",
+                   file->path, digits, file->header_sha256);
+  }
+  return PK_OK;
+}
+
+static pk_status compare_sha256(pk_safetensors *file, int64_t index, pk_sha256 *hash) {
+  const char *wanted = file->tensors_sha256 + file->places[index];
+  char digits[PK_SHA256_TEXT];
+  pk_sha256_end(hash, digits);
+  if (memcmp(digits, wanted, PK_SHA256_TEXT - 1) == 0) {
+    file->verified[index] = true;
+    return PK_OK;
+  }
+  return pk_fail(PK_FORMAT,
+                 "%s: tensor '%.200s' is damaged: the SHA-256 of its data is %s, not %.64s",
+                 file->path, file->entries[index].name, digits, wanted);
+}
+
+/* Reads a whole tensor once to compare it, before a part of it is believed. */
+static pk_status verify(pk_safetensors *file, int64_t index) {
+  if (!file->verified || file->verified[index]) return PK_OK;
+  const pk_safetensors_entry *entry = &file->entries[index];
+  char *piece = malloc(VERIFY_PIECE);
+  if (!piece) return pk_fail(PK_NO_MEMORY, "%s: no memory to check it", file->path);
+  pk_sha256 hash;
+  pk_sha256_begin(&hash);
+  pk_status status = PK_OK;
+  for (int64_t at = 0; at < entry->bytes && !status; at += VERIFY_PIECE) {
+    int64_t left = entry->bytes - at, count = left < VERIFY_PIECE ? left : VERIFY_PIECE;
+    status = read_at(file, file->data_start + entry->offset + at, piece, count);
+    if (!status) pk_sha256_add(&hash, piece, count);
+  }
+  free(piece);
+  return status ? status : compare_sha256(file, index, &hash);
+}
+
 /* --- the public functions --- */
 
 pk_status pk_safetensors_open(const char *path, pk_safetensors **file) {
@@ -314,6 +408,7 @@ pk_status pk_safetensors_open(const char *path, pk_safetensors **file) {
   if (!status) status = parse_header(opened, header_bytes);
   if (!status) status = read_entries(opened);
   if (!status) status = check_places(opened);
+  if (!status) status = check_header_sha256(opened);
   if (status) {
     pk_safetensors_close(opened);
     return status;
@@ -329,6 +424,8 @@ void pk_safetensors_close(pk_safetensors *file) {
   pk_value_free(file->header);
   free(file->entries);
   free(file->metadata);
+  free(file->places);
+  free(file->verified);
   free(file->path);
   free(file);
 }
@@ -380,8 +477,16 @@ pk_status pk_safetensors_read_part(pk_safetensors *file, int64_t index, int64_t 
                    " on",
                    file->path, entry->name, entry->bytes, bytes, first);
   }
+  bool whole = bytes == entry->bytes;
+  if (!whole) status = verify(file, index);
+  if (status) return status;
   status = read_at(file, file->data_start + entry->offset + first, data, bytes);
-  return status ? pk_fail_within(status, "tensor '%.200s'", entry->name) : PK_OK;
+  if (status) return pk_fail_within(status, "tensor '%.200s'", entry->name);
+  if (!whole || !file->verified || file->verified[index]) return PK_OK;
+  pk_sha256 hash;
+  pk_sha256_begin(&hash);
+  pk_sha256_add(&hash, data, bytes);
+  return compare_sha256(file, index, &hash);
 }
 
 pk_status pk_safetensors_read(pk_safetensors *file, int64_t index, void *data, int64_t bytes) {

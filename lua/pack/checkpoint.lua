@@ -41,6 +41,14 @@ function checkpoint.tensors(trainer)
   return list
 end
 
+--- A configuration as the text that files of weights and states hold: without the run's folder, so that the same run
+-- in another one makes the same files.
+function checkpoint.config_text(resolved)
+  local copy = config.copy(resolved)
+  copy.runtime.output_dir = false
+  return config.encode(copy)
+end
+
 --- The metadata of a trainer's state, a table of strings. about: recipe, data (its identity), best (an
 -- evaluation), metrics_lines (lines of metrics.jsonl so far).
 function checkpoint.metadata(trainer, about)
@@ -54,7 +62,7 @@ function checkpoint.metadata(trainer, about)
     device = context:device(), instruction_set = context:isa(), threads = context:threads(),
     build = ffi.string(native.C.pk_build_info()),
   }
-  return {packlua = require("pack.version"), content = "state", config = config.encode(trainer.config),
+  return {packlua = require("pack.version"), content = "state", config = checkpoint.config_text(trainer.config),
     state = json.encode(state)}
 end
 

@@ -3,7 +3,6 @@
 -- Everything is copied at once and written in the background (see pk_saver in pack.h), each file read back
 -- before it gets its name, so that a run always has its newest finished state.
 local checkpoint = require "pack.checkpoint"
-local config = require "pack.config"
 local failure = require "pack.failure"
 local ffi = require "ffi"
 local files = require "pack.files"
@@ -89,7 +88,10 @@ local function submit(self, path, level, metadata, list, done)
   local made = ffi.new("pk_snapshot *[1]")
   check(C.pk_snapshot_create(path, level, self.threads, made))
   local snapshot = ffi.gc(made[0], C.pk_snapshot_free)
-  for key, text in pairs(metadata) do check(C.pk_snapshot_metadata(snapshot, key, text)) end
+  local keys = {}
+  for key in pairs(metadata) do keys[#keys + 1] = key end
+  table.sort(keys) -- so that the same content is the same bytes
+  for _, key in ipairs(keys) do check(C.pk_snapshot_metadata(snapshot, key, metadata[key])) end
   for _, item in ipairs(list) do
     local shape = item.shape or item.tensor:sizes()
     for d, extent in ipairs(shape) do shape_buffer[d - 1] = extent end
@@ -153,7 +155,7 @@ local function weights_metadata(self, epoch, content, worker)
   local trainer = self.trainer
   return {packlua = require("pack.version"), content = content, worker = worker and tostring(worker) or nil,
     epoch = tostring(epoch), num_models = tostring(trainer.num_models), step = tostring(trainer.step_number),
-    config = config.encode(trainer.config)}
+    config = checkpoint.config_text(trainer.config)}
 end
 
 -- epoch-NNN.safetensors of the average and of each worker.
