@@ -55,6 +55,28 @@ describe("recomputation", function()
     end)
   end
 
+  it("does for each of many micro-steps what it does for one, in the same memory", function()
+    local function plan_of(micro_steps)
+      local resolved = config.load("configs/smoke.lua", {"training.micro_batch_size=1", "model.context_length=16",
+        "decentralized.num_models=2", "decentralized.topology=ring", "training.batch_tokens=" .. 32 * micro_steps,
+        "training.max_tokens=" .. 128 * micro_steps, "training.epoch_tokens_per_parameters=1000",
+        "training.tokens_per_parameters=1000", "runtime.amp=true", "runtime.recompute=cheap"})
+      local own = context.create {forecast = true, threads = 2}
+      local one = trainer.create(resolved, {context = own})
+      local plan = one:recorded():memory()
+      one:free()
+      collectgarbage()
+      own:close()
+      return plan
+    end
+    local few, more, many = plan_of(4), plan_of(8), plan_of(64)
+    for _, name in ipairs {"recorded", "dropped", "merged", "fused", "recomputed", "operations"} do
+      assert.equal(15 * (more[name] - few[name]), many[name] - few[name], name)
+    end
+    assert.is_true(many.recomputed > 64 and many.fused > 64 and many.merged == 64)
+    assert.is_true(many.slab - few.slab < 64 * 64 * 4, "more than losses and counts")
+  end)
+
   it("refuses a level that there is not", function()
     numbers.assert_refused("recompute 'all' is not none, cheap, auto or products", program.compile,
       function() end, {recompute = "all"})

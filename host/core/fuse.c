@@ -1,6 +1,7 @@
 /* The search for casts and additions that a neighbour can take over. */
 #include "core/fuse.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/context.h"
@@ -16,17 +17,34 @@ static const struct {
     {PK_OP_swiglu_split, 1, 0}, {PK_OP_swiglu_split_grad, 1, 0},
 };
 
-/* The only operation but entry `writer` that has to do with the storage, or -1. */
-static int64_t only_other(const pk_recorded_list *list, const pk_storage *storage, int64_t writer) {
-  int64_t found = -1;
+/* Who has to do with a storage. */
+typedef struct meetings {
+  int64_t count; /* of entries */
+  int64_t first, last;
+} meetings;
+
+/* Notes of each storage, by its number, which entries read it or write to it. */
+static pk_status find_meetings(const pk_recorded_list *list, meetings **found) {
+  int64_t count = pk_recorded_number_storages(list);
+  *found = calloc((size_t)count + 1, sizeof **found);
+  if (!*found) return pk_fail(PK_NO_MEMORY, "no host memory to plan a program");
   for (int64_t i = 0; i < list->count; i++) {
-    if (i == writer || !list->entries[i]) continue;
-    bool meets = pk_recorded_reads(list->entries[i], storage) ||
-                 pk_recorded_writes(list->entries[i], storage);
-    if (meets && found >= 0) return -1;
-    if (meets) found = i;
+    for (int t = 0; t < PK_RECORDED_TENSORS; t++) {
+      const pk_storage *storage = list->entries[i]->tensors[t].storage;
+      if (!storage) continue;
+      meetings *own = &(*found)[storage->span];
+      if (own->count && own->last == i) continue;
+      if (own->count++ == 0) own->first = i;
+      own->last = i;
+    }
   }
-  return found;
+  return PK_OK;
+}
+
+/* The only entry but `writer` that has to do with the storage, or -1. */
+static int64_t only_other(const meetings *own, int64_t writer) {
+  if (own->count != 2) return -1;
+  return own->first == writer ? own->last : own->first;
 }
 
 /* Whether the tensor is all of its storage, which is the program's own. */
@@ -37,10 +55,10 @@ static bool is_whole(const pk_tensor *tensor) {
 }
 
 /* The cast to bf16 that alone uses output o of entry i, or -1. */
-static int64_t find_cast(const pk_recorded_list *list, int64_t i, int o) {
+static int64_t find_cast(const pk_recorded_list *list, const meetings *found, int64_t i, int o) {
   const pk_tensor *output = &list->entries[i]->tensors[PK_MAX_INPUTS + o];
   if (!is_whole(output) || output->storage->kept || output->dtype != PK_F32) return -1;
-  int64_t reader = only_other(list, output->storage, i);
+  int64_t reader = only_other(&found[output->storage->span], i);
   if (reader < i || list->entries[reader]->call.op != PK_OP_cast) return -1;
   const pk_recorded *cast = list->entries[reader];
   const pk_tensor *half = &cast->tensors[PK_MAX_INPUTS];
@@ -49,16 +67,18 @@ static int64_t find_cast(const pk_recorded_list *list, int64_t i, int o) {
 }
 
 /* Has entry i write bf16, if all of its outputs that can be are only cast. Casts become NULL. */
-static void halve(pk_recorded_list *list, int64_t i, int outputs, int attribute, int64_t *fused) {
+static void halve(pk_recorded_list *list, const meetings *found, int64_t i, int outputs,
+                  int attribute, int64_t *fused) {
   int64_t casts[PK_MAX_OUTPUTS];
   pk_recorded *entry = list->entries[i];
   for (int o = 0; o < outputs; o++) {
-    casts[o] = find_cast(list, i, o);
+    casts[o] = find_cast(list, found, i, o);
     if (casts[o] < 0 || entry->call.attributes.accumulate) return;
   }
   entry->call.attributes.integers[attribute] = 1;
   for (int o = 0; o < outputs; o++) {
     pk_recorded *cast = list->entries[casts[o]];
+    entry->tensors[PK_MAX_INPUTS + o].storage->span = -1; /* it leaves the list */
     pk_recorded_redirect(entry, PK_MAX_INPUTS + o, cast->tensors[PK_MAX_INPUTS].storage);
     entry->tensors[PK_MAX_INPUTS + o].dtype = PK_BF16;
     pk_recorded_free(cast);
@@ -76,13 +96,17 @@ static void compact(pk_recorded_list *list) {
 }
 
 pk_status pk_fuse_casts(pk_recorded_list *list, int64_t *fused) {
-  for (int64_t i = 0; i < list->count; i++) {
+  meetings *found;
+  pk_status status = find_meetings(list, &found);
+  for (int64_t i = 0; i < list->count && status == PK_OK; i++) {
     for (size_t h = 0; list->entries[i] && h < sizeof halvings / sizeof *halvings; h++)
       if (list->entries[i]->call.op == halvings[h].op)
-        halve(list, i, halvings[h].outputs, halvings[h].attribute, fused);
+        halve(list, found, i, halvings[h].outputs, halvings[h].attribute, fused);
   }
+  free(found);
+  pk_recorded_forget_numbers(list);
   compact(list);
-  return PK_OK;
+  return status;
 }
 
 /* Whether two tensors are the same elements in the same order, and one worker's of both the same.

@@ -117,20 +117,11 @@ static int64_t largest_sum(const places *self) {
   return largest;
 }
 
-/* Takes the numbers of the storages back. */
-static void forget_numbers(const pk_recorded_list *list) {
-  for (int64_t i = 0; i < list->count; i++) {
-    for (int t = 0; t < PK_RECORDED_TENSORS; t++)
-      if (list->entries[i]->tensors[t].storage) list->entries[i]->tensors[t].storage->span = -1;
-  }
-}
-
 static pk_status find_places(places *self, pk_program_plan *plan) {
   const pk_recorded_list *list = self->list;
   find_lifetimes(self);
   share_places(self);
   plan->buffers = self->count;
-  plan->activations = largest_sum(self);
   pk_span *workspaces = self->spans + self->count;
   for (int64_t i = 0; i < list->count; i++) {
     int64_t bytes = list->entries[i]->workspace_bytes;
@@ -138,6 +129,7 @@ static pk_status find_places(places *self, pk_program_plan *plan) {
     workspaces[i] = (pk_span){.bytes = bytes, .first = i, .last = i};
   }
   pk_status status = pk_plan_offsets(self->spans, self->count + list->count, &plan->slab);
+  if (status == PK_OK) plan->activations = largest_sum(self); /* no more than fit in a slab */
   for (int64_t i = 0; i < list->count && status == PK_OK; i++) {
     list->entries[i]->workspace_offset = workspaces[i].offset;
     for (int t = 0; t < PK_RECORDED_TENSORS; t++) {
@@ -159,7 +151,7 @@ pk_status pk_place_buffers(pk_recorded_list *list, pk_program_plan *plan) {
     status = pk_fail(PK_NO_MEMORY, "no host memory to plan a program");
   else
     status = find_places(&self, plan);
-  forget_numbers(list);
+  pk_recorded_forget_numbers(list);
   free(self.spans);
   free(self.heirs);
   return status;

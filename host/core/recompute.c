@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "core/context.h"
+#include "core/queue.h"
 
 enum {
   LONG_WAIT = 6,  /* operations between two uses */
@@ -29,9 +30,16 @@ typedef struct record {
   int64_t early, late; /* the uses before and after the longest wait; late is -1 if none is long */
   int64_t needed;      /* where the first chain of a dropped result reads it */
   bool dropped;
-  pk_storage *copy; /* while the list is made: what takes its place, */
-  int64_t copied;   /* and the operation before which it was made */
+  int64_t version;   /* how often it was judged */
+  int64_t judgments; /* those that looked at it: a list of links, -1 ends it */
+  pk_storage *copy;  /* while the list is made: what takes its place, */
+  int64_t copied;    /* and the operation before which it was made */
 } record;
+
+/* A judgment of a record that looked at another. */
+typedef struct link {
+  int64_t record, version, next;
+} link;
 
 typedef struct pass {
   pk_recorded_list *list, made;
@@ -39,6 +47,13 @@ typedef struct pass {
   int64_t n_records;
   double budget; /* operations of products that may still be added */
   bool products; /* may run again at all */
+  pk_queue candidates;
+  record *judged; /* what is being judged */
+  link *links;
+  int64_t n_links, room;
+  record **changed; /* what the last choice changed: each once, then itself */
+  int64_t n_changed;
+  bool failed; /* for want of memory */
 } pass;
 
 /* --- looking at the list --- */
@@ -79,14 +94,16 @@ static pk_status look(pass *self) {
                                                     .last_write = -1,
                                                     .last_use = -1,
                                                     .late = -1,
-                                                    .needed = list->count};
+                                                    .needed = list->count,
+                                                    .judgments = -1};
       }
       record *one = record_of(self, storage);
       if (one->last_use != i) note_use(one, i);
       if (one->last_write != i && pk_recorded_writes(list->entries[i], storage)) note_write(one, i);
     }
   }
-  return PK_OK;
+  self->changed = malloc((size_t)(self->n_records + 1) * sizeof *self->changed);
+  return self->changed ? PK_OK : pk_fail(PK_NO_MEMORY, "no host memory to plan a program");
 }
 
 /* Floating-point operations of an operation's products with weights. */
@@ -146,11 +163,37 @@ static int64_t made_at(const record *one) {
   return one->needed < one->late ? one->needed : one->late;
 }
 
-static bool follow(const pass *self, const record *one, int64_t at, int depth, bool choose,
+/* Whether anything of a record that judgments look at can change. */
+static bool can_change(const record *one) {
+  return one->late >= 0 && pk_storage_is_planned(one->storage) && !one->storage->kept;
+}
+
+/* Notes that the present judgment looks at a record. */
+static void note_look(pass *self, record *one) {
+  if (!self->judged || !can_change(one) || self->failed) return;
+  if (self->n_links == self->room) {
+    int64_t room = self->room ? 2 * self->room : 1024;
+    link *links = realloc(self->links, (size_t)room * sizeof *links);
+    self->failed = !links;
+    if (!links) return;
+    self->links = links;
+    self->room = room;
+  }
+  self->links[self->n_links] = (link){.record = self->judged - self->records,
+                                      .version = self->judged->version,
+                                      .next = one->judgments};
+  one->judgments = self->n_links++;
+}
+
+static void note_change(pass *self, record *one) {
+  if (can_change(one)) self->changed[self->n_changed++] = one;
+}
+
+static bool follow(pass *self, const record *one, int64_t at, int depth, bool choose,
                    double *operations);
 
 /* Whether a dropped result is made again by `at`, or can be: its own chain then runs earlier. */
-static bool can_be_made(const pass *self, const record *one, int64_t at, int depth, bool choose) {
+static bool can_be_made(pass *self, const record *one, int64_t at, int depth, bool choose) {
   double already_counted = 0;
   if (!one->dropped || one->late - at > MOST_EARLY) return false;
   return made_at(one) <= at || follow(self, one, at, depth, choose, &already_counted);
@@ -158,7 +201,7 @@ static bool can_be_made(const pass *self, const record *one, int64_t at, int dep
 
 /* Follows the chain that makes a storage again right before `at`, and adds up its products'
  * operations; to choose it, it notes what the chain reads. False if there is no such chain. */
-static bool follow(const pass *self, const record *one, int64_t at, int depth, bool choose,
+static bool follow(pass *self, const record *one, int64_t at, int depth, bool choose,
                    double *operations) {
   if (depth > MOST_DEPTH || one->writer < 0 || !may_repeat(self, one->writer)) return false;
   const pk_recorded *entry = self->list->entries[one->writer];
@@ -166,16 +209,19 @@ static bool follow(const pass *self, const record *one, int64_t at, int depth, b
   for (int i = 0; i < entry->call.n_inputs; i++) {
     record *input = record_of(self, entry->tensors[i].storage);
     if (!input) continue;
+    note_look(self, input);
     if (!is_there(input, one->writer, at) && !can_be_made(self, input, at, depth + 1, choose) &&
         (input->dropped || !follow(self, input, at, depth + 1, choose, operations)))
       return false;
-    if (choose && at < input->needed) input->needed = at;
+    if (!choose || at >= input->needed) continue;
+    input->needed = at;
+    note_change(self, input);
   }
   return true;
 }
 
 /* Whether a result can be dropped; its bytes for each operation that makes it again. */
-static bool can_drop(const pass *self, const record *one, double *operations) {
+static bool can_drop(pass *self, const record *one, double *operations) {
   const pk_storage *storage = one->storage;
   if (one->late < 0 || one->dropped || !pk_storage_is_planned(storage) || storage->kept)
     return false;
@@ -184,31 +230,58 @@ static bool can_drop(const pass *self, const record *one, double *operations) {
   return follow(self, one, made_at(one), 0, false, operations);
 }
 
-/* The result that is best dropped next, or NULL. */
-static record *choose(const pass *self) {
-  record *best = NULL;
-  double best_value = 0;
-  for (int64_t r = 0; r < self->n_records; r++) {
-    record *one = &self->records[r];
-    double operations;
-    if (!can_drop(self, one, &operations) || operations > self->budget) continue;
-    double value = operations > 0 ? (double)one->storage->bytes / operations : INFINITY;
-    bool larger = best && value == best_value && one->storage->bytes > best->storage->bytes;
-    if (value <= best_value && !larger) continue;
-    best = one;
-    best_value = value;
-  }
-  return best;
+/* Judges whether a result is worth dropping, and if so queues it. Later judgments replace this. */
+static pk_status judge(pass *self, record *one) {
+  double operations;
+  one->version++;
+  self->judged = one;
+  note_look(self, one);
+  bool good = can_drop(self, one, &operations);
+  self->judged = NULL;
+  if (self->failed) return pk_fail(PK_NO_MEMORY, "no host memory to plan a program");
+  if (!good || (operations > 0 && one->storage->bytes == 0)) return PK_OK;
+  pk_queued candidate = {.value =
+                             operations > 0 ? (double)one->storage->bytes / operations : INFINITY,
+                         .bytes = one->storage->bytes,
+                         .number = one - self->records,
+                         .version = one->version,
+                         .operations = operations};
+  return pk_queue_push(&self->candidates, &candidate);
 }
 
-static void choose_all(pass *self) {
-  record *one;
-  while ((one = choose(self))) {
-    double operations = 0;
-    follow(self, one, made_at(one), 0, true, &operations);
-    self->budget -= operations;
-    one->dropped = true;
+/* Drops a result, and judges anew what looked at something that this changes. */
+static pk_status drop(pass *self, record *one) {
+  double operations = 0;
+  self->n_changed = 0;
+  follow(self, one, made_at(one), 0, true, &operations);
+  self->budget -= operations;
+  one->dropped = true;
+  note_change(self, one);
+  for (int64_t c = 0; c < self->n_changed; c++) {
+    int64_t at = self->changed[c]->judgments;
+    self->changed[c]->judgments = -1;
+    while (at >= 0) {
+      link looked = self->links[at];
+      record *judged = &self->records[looked.record];
+      pk_status status = judged->version == looked.version ? judge(self, judged) : PK_OK;
+      if (status != PK_OK) return status;
+      at = looked.next;
+    }
   }
+  return PK_OK;
+}
+
+/* Drops what is best dropped next, as long as there is something. */
+static pk_status choose_all(pass *self) {
+  pk_status status = PK_OK;
+  for (int64_t r = 0; r < self->n_records && status == PK_OK; r++)
+    if (can_change(&self->records[r])) status = judge(self, &self->records[r]);
+  pk_queued best;
+  while (status == PK_OK && pk_queue_pop(&self->candidates, &best)) {
+    record *one = &self->records[best.number];
+    if (one->version == best.version && best.operations <= self->budget) status = drop(self, one);
+  }
+  return status;
 }
 
 /* --- making the list --- */
@@ -297,6 +370,9 @@ static void forget(pass *self) {
     pk_storage_release(self->records[r].copy);
   }
   free(self->records);
+  free(self->changed);
+  free(self->links);
+  pk_queue_free(&self->candidates);
 }
 
 pk_status pk_recompute_results(pk_recorded_list *list, int level, int64_t *recomputed) {
@@ -307,10 +383,8 @@ pk_status pk_recompute_results(pk_recorded_list *list, int level, int64_t *recom
   for (int64_t i = 0; i < list->count && level == PK_RECOMPUTE_AUTO; i++)
     self.budget += AUTO_SHARE * operations_of(&list->entries[i]->call);
   pk_status status = look(&self);
-  if (status == PK_OK) {
-    choose_all(&self);
-    status = make_list(&self);
-  }
+  if (status == PK_OK) status = choose_all(&self);
+  if (status == PK_OK) status = make_list(&self);
   forget(&self);
   *recomputed = list->count - before;
   return status;

@@ -103,3 +103,23 @@ void pk_recorded_redirect(pk_recorded *entry, int t, pk_storage *storage) {
   entry->tensors[t].storage = storage;
   pk_storage_release(old);
 }
+
+int64_t pk_recorded_number_storages(const pk_recorded_list *list) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < list->count; i++) {
+    for (int t = 0; list->entries[i] && t < PK_RECORDED_TENSORS; t++) {
+      pk_storage *storage = list->entries[i]->tensors[t].storage;
+      if (storage && storage->span < 0) storage->span = count++;
+    }
+  }
+  return count;
+}
+
+void pk_recorded_forget_numbers(const pk_recorded_list *list) {
+  for (int64_t i = 0; i < list->count; i++) {
+    for (int t = 0; list->entries[i] && t < PK_RECORDED_TENSORS; t++) {
+      pk_storage *storage = list->entries[i]->tensors[t].storage;
+      if (storage) storage->span = -1;
+    }
+  }
+}

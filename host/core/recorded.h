@@ -40,6 +40,11 @@ bool pk_recorded_writes(const pk_recorded *entry, const pk_storage *storage);
 /* Whether two entries must stay in their order: one writes what the other reads or writes. */
 bool pk_recorded_conflict(const pk_recorded *a, const pk_recorded *b);
 
+/* Numbers the storages of all entries, in their span, in the order in which they are met; returns
+ * how many there are. forget takes the numbers back. Storages of NULL entries are not met. */
+int64_t pk_recorded_number_storages(const pk_recorded_list *list);
+void pk_recorded_forget_numbers(const pk_recorded_list *list);
+
 /* Gives tensor t of the entry another storage, of the same size. */
 void pk_recorded_redirect(pk_recorded *entry, int t, pk_storage *storage);
 
