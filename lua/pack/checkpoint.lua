@@ -15,6 +15,7 @@ local ops = require "pack.ops"
 local safetensors = require "pack.safetensors"
 local schedule = require "pack.schedule"
 local schema = require "pack.schema"
+local state_info = require "pack.state_info"
 
 local checkpoint = {}
 
@@ -129,22 +130,12 @@ local function without_place(message)
   return (tostring(message):gsub("^[^ ]*%.lua:%d+: ", ""))
 end
 
-local function read_info(file)
-  if file:metadata("content") ~= "state" then return nil, "not a training state" end
-  local info, message = json.decode(file:metadata("state") or "", file.path .. " (state)")
-  if type(info) ~= "table" then return nil, message or "its metadata is no table" end
-  if info.format ~= FORMAT then
-    return nil, ("format %s, which this version does not read"):format(tostring(info.format))
-  end
-  return info
-end
-
---- Opens a state and checks its checksum: an object with path, info (see checkpoint.metadata) and file. Returns
--- nil and a message that names the file when it is damaged or no state.
+--- Opens a state and checks its checksum and what it says of itself: an object with path, info (see
+-- checkpoint.metadata) and file. Returns nil and a message that names the file when it is damaged or no state.
 function checkpoint.open(path)
   local good, file = pcall(safetensors.open, path)
   if not good then return nil, without_place(file) end
-  local info, message = read_info(file)
+  local info, message = state_info.read(file)
   if not info then
     file:close()
     return nil, path .. ": " .. message

@@ -23,6 +23,9 @@ Optimizer.__index = Optimizer
 local guard_place = {stopped = 0, worker = 1, step = 2, reason = 3, updates = 4, mixings = 5, found = 6}
 local GUARD_SIZE, SCALARS_SIZE = 8, 12
 
+--- Elements of the guard tensor.
+optim.guard_size = GUARD_SIZE
+
 local NORM_TOO_LARGE, UPDATE, FIRST_ARENA = 3, 4, 5
 local reasons = {"loss", "gradient norm", "gradient norm", "update", "weights", "exp_avg", "exp_avg_sq"}
 
