@@ -145,10 +145,14 @@ describe("A SentencePiece tokenizer", function()
       local words = {"▁", "a", " ", "  ", "é", "▂", "▁▁", "\n"}
       for seed = 1, 300 do
         local text = random_text(seed, words, seed % 12)
-        assert.equal(text, tokenizer:decode(tokenizer:encode(text)))
+        local rest = text
+        while rest:sub(1, 3) == "▁" do rest = rest:sub(4) end
+        local begin = (" "):rep((#text - #rest) / 3) -- there, as SentencePiece has it
+        assert.equal(begin .. rest, tokenizer:decode(tokenizer:encode(text)))
       end
       local long = ("a ▁ b"):rep(3000)
       assert.equal(long, tokenizer:decode(tokenizer:encode(long)))
+      assert.same(tokenizer:encode(" a"), tokenizer:encode("▁a"))
       assert.same({260, 3 + 0xe2, 3 + 0x96, 3 + 0x81, 259}, tokenizer:encode("a▁a"))
     end
     local without = tokenizers.open(model_file {"a", "▁a", "▁"})

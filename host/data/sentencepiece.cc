@@ -9,7 +9,8 @@
 //
 // To the library the character that it writes for a space, U+2581, is a space. Where a model has
 // pieces for bytes and changes nothing else in a text, the character is spelled by its three bytes,
-// so that decoding gives it back.
+// so that decoding gives it back. At the beginning of a text, where the library itself puts one, it
+// stays the library's.
 #include "data/sentencepiece.h"
 
 #include "data/charsmap.h"
@@ -211,6 +212,13 @@ struct pk_spm {
     }
   }
 
+  // The bytes of U+2581 at the beginning of a text.
+  static int64_t leading_spaces(const char *text, int64_t bytes) {
+    int64_t at = 0;
+    while (bytes - at >= 3 && std::memcmp(text + at, kSpaceText, 3) == 0) at += 3;
+    return at;
+  }
+
   // Where the text that the library may see ends: at the next U+2581 that is to be spelled.
   int64_t plain_end(const char *text, int64_t from, int64_t bytes) const {
     if (space_bytes.empty()) return bytes;
@@ -306,7 +314,7 @@ int64_t pk_spm_unknown(const pk_spm *spm) {
 static void encode(const pk_spm *spm, const char *text, int64_t bytes, pk_spm_take take,
                    void *target, std::string *problem) {
   std::vector<int> ids;
-  int64_t end = spm->plain_end(text, 0, bytes);
+  int64_t end = spm->plain_end(text, pk_spm::leading_spaces(text, bytes), bytes);
   for (int64_t from = 0; from < bytes;) {
     if (from == end) {
       if (take(target, spm->space_bytes.data(), 3)) {
