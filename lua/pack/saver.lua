@@ -136,7 +136,7 @@ local function save_state(self, name, done)
   self.saved_at, self.saved_step = C.pk_clock(), self.trainer.step_number
   local run, trainer = self.run, self.trainer
   submit(self, run:path(name), self.level, checkpoint.metadata(trainer, {recipe = run.recipe,
-    data = self.data, best = run.best, metrics_lines = run.lines}), checkpoint.tensors(trainer), done)
+    made_by = run.made_by, data = self.data, best = run.best, metrics_lines = run.lines}), checkpoint.tensors(trainer), done)
 end
 
 -- The weights of one model under the names and shapes without the worker.
