@@ -103,7 +103,8 @@ describe("recipes/resume.lua", function()
   end
 
   describe("continues to the same numbers a run that", function()
-    for _, signal in ipairs {{"SIGTERM", 15}, {"SIGINT", 2}, {"SIGUSR1", 10}} do
+    for _, signal in ipairs {{"SIGTERM", 15}, {"SIGINT", 2}, {"SIGUSR1", 10}, {"SIGUSR2", 12}, {"SIGHUP", 1},
+      {"SIGXCPU", 24}} do
       it("was stopped by " .. signal[1] .. ", which exited with 75 after its step", function()
         local output = new_output()
         local code, _, err = support.run(train(output, "", at_step(5, send(signal[2]))))
@@ -114,6 +115,56 @@ describe("recipes/resume.lua", function()
         assert_finishes(output)
       end)
     end
+
+    it("was stopped as nobody read its output any more", function()
+      local output = new_output()
+      local code, _, err = support.run(train(output, "", at_step(5, [[
+        ffi.cdef "int pipe(int *ends); int close(int file); int dup2(int file, int as);"
+        local ends = ffi.new("int[2]")
+        ffi.C.pipe(ends) ffi.C.close(ends[0]) ffi.C.dup2(ends[1], 1)
+        print("gone") io.stdout:flush()]])))
+      assert.equal(75, code, err)
+      assert.is_truthy(err:find("SIGPIPE: stopped after 6 steps", 1, true), err)
+      assert_finishes(output)
+    end)
+
+    it("was stopped while its first step was recorded, with the state before it", function()
+      local output = new_output()
+      local during = [["local ffi, trainer = require('ffi'), require('pack.trainer')
+        ffi.cdef 'int kill(int, int); int getpid(void);'
+        local create = trainer.create
+        trainer.create = function(...)
+          local one = create(...)
+          local compute = one.compute
+          function one:compute() ]] .. send(15) .. [[ return compute(self) end
+          return one
+        end"]]
+      local code, _, err = support.run(train(output, "--set runtime.compile=true", during))
+      assert.equal(75, code, err)
+      assert.is_truthy(err:find("SIGTERM: stopped after 0 steps", 1, true), err)
+      assert_finishes(output)
+    end)
+
+    it("was stopped during its last evaluation, with a state that no policy had asked for", function()
+      local output = new_output()
+      local during = [["local ffi, trainer = require('ffi'), require('pack.trainer')
+        ffi.cdef 'int kill(int, int); int getpid(void);'
+        local create = trainer.create
+        trainer.create = function(...)
+          local one = create(...)
+          local evaluate = one.evaluate
+          function one:evaluate(options)
+            if options.workers then ]] .. send(1) .. [[ end
+            return evaluate(self, options)
+          end
+          return one
+        end"]]
+      local code, _, err = support.run(train(output, "--set training.save_epoch_training_state=false", during))
+      assert.equal(75, code, err)
+      assert.is_truthy(err:find(("SIGHUP: stopped after %d steps"):format(STEPS), 1, true), err)
+      assert.is_false(files.exists(output .. "/result.json"))
+      assert_finishes(output)
+    end)
 
     it("was stopped in the step that ends an epoch", function()
       local output = new_output()
