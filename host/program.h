@@ -15,6 +15,21 @@ enum { PK_EXIT_FAILED = 1, PK_EXIT_USAGE = 2, PK_EXIT_INTERRUPTED = 130 };
  * PACKLUA_HOME names a folder that is not one. */
 int pk_home_find(char home[PATH_MAX]);
 
+/* --- heap.c: what the interpreter allocates --- */
+
+typedef struct pk_heap {
+  lua_Alloc allocate; /* LuaJIT's, and what it works on */
+  void *user;
+  lua_State *state;
+  void *reserve; /* NULL once it was needed */
+} pk_heap;
+
+/* A new state with a reserve of memory, or NULL; heap must stay as long as the state. */
+lua_State *pk_heap_open(pk_heap *heap);
+
+/* Fills the reserve of such a state again, if there is memory. */
+void pk_heap_refill(lua_State *state);
+
 /* --- call.c: every call from C into Lua goes through here --- */
 
 /* Calls the function below its arguments as lua_pcall does, with a traceback added to errors and ^C
@@ -27,16 +42,6 @@ int pk_call_report(lua_State *state);
 
 /* From now on ^C never ends the process, and work goes on after it; home as of pk_home_find. */
 void pk_call_stay(const char *home);
-
-/* --- hooks.c: hooks where LuaJIT calls none --- */
-
-/* To be called once, with the first state of the program. */
-void pk_hooks_find(lua_State *state);
-
-/* From now on the Lua code that runs meets hooks, also inside a hook, a finaliser, and a handler of
- * an error that a hook has raised; nothing happens with a LuaJIT of another kind. May be called in
- * a signal handler. */
-void pk_hooks_allow(void);
 
 /* --- history.c: the lines typed at prompts, in a file that several of them may share --- */
 

@@ -272,7 +272,7 @@ static void execute(void *argument) {
 bool pk_cpu_primitive_gemm(const pk_product *product, const void *a, const void *b, float *c) {
   product_cache *cache = cache_of_thread();
   if (!cache) {
-    note_no_memory(product, "it could not be started");
+    note_no_memory(product, "the system refused memory to start it");
     return true;
   }
   kept_product *kept = find_product(cache, product);
