@@ -28,6 +28,16 @@ done
 cmake --build "$build" --target packfaults > /dev/null
 build=$(cd "$build" && pwd)
 
+# AddressSanitizer keeps count of memory below the shim.
+sanitizer=$(ldd "$build/packlua" | sed -n 's/.*=> \(.*libasan[^ ]*\).*/\1/p')
+if [[ -n $sanitizer ]]; then
+  export PACKLUA_FAULT_PRELOAD="$build/libpackfaults.so $sanitizer"
+  export ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0:allocator_may_return_null=1:exitcode=99
+fi
+
+# The scenarios wait for the disk again and again: where there is one in memory, they use that.
+if [[ -w /dev/shm ]]; then export TMPDIR=/dev/shm; fi
+
 # Every process takes its part of the calls.
 parts=$(nproc) pids=() failed=0
 folder=$(mktemp -d)

@@ -19,7 +19,7 @@ local REPORT_BYTES = 4096
 local kinds = {
   {name = "memory", always = true, says = {"memory", "cannot start"}},
   {name = "libraries", says = {"memory", "cannot"}},
-  {name = "lua", says = {"memory"}, points = 400}, -- each is a few hundred bytes of the same tables and strings
+  {name = "lua", says = {"memory"}, points = 150}, -- each is a few hundred bytes of the same tables and strings
   {name = "EIO", files = true, says = {"Input/output error"}},
   {name = "ENOSPC", files = true, says = {"No space left on device"}},
   {name = "EINTR", files = true, says = {"Interrupted system call"}},
@@ -99,7 +99,7 @@ local function judge(scenario, work, kind, expected, code, out, err, report)
   if code == 124 or code == 137 then return "hangs" end
   if code >= 126 then return "crashes with " .. code end
   if code == 99 then return "a sanitizer's report" end
-  if scenario.interactive and code <= 1 and says(kind, out .. err, report) then return end
+  if scenario.shows and code <= 1 and says(kind, out .. err, report) then return end
   if code == 0 then
     local good, got = pcall(outcome_of, scenario, work, out)
     if not good then return "exit code 0, but " .. tostring(got) end

@@ -2,7 +2,7 @@
 -- how one goes on after a failure.
 --
 -- A scenario: name; run, shell words in which packlua is the program; setup (optional), a command that makes what the
--- scenario starts from; interactive (optional): errors are printed, and it goes on; outcome(folder), a table of texts
+-- scenario starts from; shows (optional): what fails is shown, and it goes on; outcome(folder), a table of texts
 -- that must be the same whatever was tolerated;
 -- again(folder) (optional), the command that goes on after a failure, nil if there is nothing to go on from, after
 -- which the outcome must be there; checked(folder) (optional), which raises if a file that was whole is not any more.
@@ -14,10 +14,25 @@ local prepare = require "pack.prepare"
 local safetensors = require "pack.safetensors"
 local support = require "spec.support.helper"
 
-local settings = "--set model.layers=1 --set model.width=8 --set model.heads=2 --set model.ffn_width=8 "
-  .. "--set model.context_length=8 --set training.batch_tokens=32 --set training.micro_batch_size=2 "
-  .. "--set training.max_tokens=96 --set training.epoch_tokens=96 --set evaluation.subset_blocks=2 "
-  .. "--set evaluation.batch_size=2 --set decentralized.num_models=2 --set runtime.threads=1 --set data.text=text.txt"
+-- The smallest run that has all parts.
+local keys = {"model.layers=1", "model.width=8", "model.heads=2", "model.ffn_width=8", "model.context_length=8",
+  "training.batch_tokens=32", "training.micro_batch_size=2", "training.max_tokens=96", "training.epoch_tokens=96",
+  "evaluation.subset_blocks=2", "evaluation.batch_size=4", "decentralized.num_models=2", "runtime.threads=1",
+  "data.text=text.txt"}
+local settings = "--set " .. table.concat(keys, " --set ")
+
+-- Three steps and nothing else, and what they make of the weights.
+local function steps(compiled)
+  return ([[packlua -e '
+    local pack = require "pack"
+    local config = pack.config.load(pack.native.home() .. "/configs/tiny.lua", {"%s", "runtime.compile=%s"})
+    local data = pack.data.open(config)
+    local trainer = pack.trainer.create(config, {context = pack.runtime.open(config), train = data.train,
+      validation = data.validation})
+    for _ = 1, 3 do print(("%%.17g"):format(trainer:step().loss)) end
+    print(("%%.17g"):format(pack.sum(trainer.model.arena.tensor):item()))
+    trainer:free()']]):format(table.concat(keys, '", "'), compiled)
+end
 
 local function train(more)
   return "packlua recipes/train.lua --sample 0 --output out " .. settings .. (more and " " .. more or "")
@@ -79,10 +94,6 @@ local function resume(folder)
   if checkpoint.list(folder .. "/out")[1] then return "packlua recipes/resume.lua out" end
 end
 
-local function training(name, more, setup)
-  return {name = name, setup = setup, run = train(more), outcome = run_outcome, again = resume, checked = check_states}
-end
-
 local function manifest(folder)
   return {identity = prepare.verify(folder .. "/cache").identity}
 end
@@ -119,13 +130,13 @@ local prompt = [[printf '%s\n' 'pack = require "pack"' 'x = pack.tensor.from({1,
 
 --- The scenarios, in the order in which they run.
 return {
-  {name = "operations", run = operations},
-  {name = "prompt line", run = prompt, interactive = true},
+  {name = "operations", run = operations, shows = true},
+  {name = "prompt line", run = prompt, shows = true},
   preparation("prepare bytes", "bytes"),
   preparation("prepare sentencepiece", "pieces.model", "--zstd 3"),
-  training("train eagerly", "--set runtime.compile=false"),
-  training("train recorded"),
-  training("save", with_states),
+  {name = "train eagerly", run = steps(false)},
+  {name = "train recorded", run = steps(true)},
+  {name = "save", run = train(with_states), outcome = run_outcome, again = resume, checked = check_states},
   {name = "resume", setup = stopped, run = "packlua recipes/resume.lua out", outcome = run_outcome, again = resume,
     checked = check_states},
   {name = "evaluate", setup = ended, run = evaluate, outcome = evaluation, again = function() return evaluate end,
@@ -138,7 +149,7 @@ return {
   --- Writes the texts and the tokenizer that the scenarios work with.
   write_inputs = function(folder)
     local lines = {}
-    for i = 1, 24 do lines[i] = ("the %d workers mix, line %d"):format(i % 7, i) end
+    for i = 1, 8 do lines[i] = ("the %d workers mix, line %d"):format(i % 7, i) end
     support.write(folder .. "/text.txt", table.concat(lines, "\n") .. "\n")
     support.write(folder .. "/held.txt", "one line\nthe workers mix\n")
     support.write(folder .. "/pieces.model", cache.model({"the", "mix", "work", "er", "line", "t"}, {byte_fallback = true}))

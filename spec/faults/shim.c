@@ -1,14 +1,18 @@
 /* Fails one allocation, or one call on a file, of packlua: a library to preload.
  *
- *   PACKLUA_FAULT=memory      calls of malloc and its kin, mmap and pthread_create that come from
- * packlua, LuaJIT or the C library on their behalf PACKLUA_FAULT=libraries   the same, from the
- * other libraries that answer with an error (zstd, zlib, YAML, libedit) PACKLUA_FAULT=lua calls of
- * the Lua states' allocators PACKLUA_FAULT=EIO         open, read, write, fsync, rename, close,
- * ftruncate, mkdir and their kin, once PACKLUA_FAULT=ENOSPC      those that need room on the disk:
- * this one and all after it PACKLUA_FAULT=EINTR       read and write, once PACKLUA_FAULT=short read
- * and write do a part of what was asked, once PACKLUA_FAULT_AT=N        which one, from 1; 0 fails
- * none PACKLUA_FAULT_REPORT=FILE where the number of such calls, and which one was failed, is
- * written; it must exist, with at least as many bytes as a report has
+ *   PACKLUA_FAULT=memory     calls of malloc and its kin, mmap and pthread_create that come from
+ *                            packlua, from LuaJIT, or from the C library on their behalf
+ *   PACKLUA_FAULT=libraries  the same, from other libraries that answer with an error: zstd, zlib,
+ *                            YAML, libedit
+ *   PACKLUA_FAULT=lua        calls of the interpreter's allocator: from this one on it has no more
+ *                            memory than before
+ *   PACKLUA_FAULT=EIO        open, read, write, fsync, rename, close, ftruncate, mkdir and kin
+ *   PACKLUA_FAULT=ENOSPC     those of them that need room on the disk: this one and all after it
+ *   PACKLUA_FAULT=EINTR      read and write
+ *   PACKLUA_FAULT=short      read and write, which do a part of what was asked
+ *   PACKLUA_FAULT_AT=N       which call fails, from 1; 0 fails none
+ *   PACKLUA_FAULT_REPORT=F   a file of a page or more, for how many such calls there were, and
+ *                            which one failed
  *
  * Calls are counted over all threads. The report is a shared mapping, so that it survives a crash.
  */
@@ -270,14 +274,19 @@ int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*
 typedef void *lua_allocator(void *, void *, size_t, size_t);
 
 static lua_allocator *lua_real;
+static size_t lua_bytes, lua_limit; /* in use; 0 for no limit */
 
 static void *lua_counted(void *data, void *memory, size_t before, size_t bytes) {
-  if (bytes > before && subject == LUA) { /* Lua takes it for granted that blocks can shrink */
+  if (!memory) before = 0;
+  if (bytes > before) { /* Lua takes it for granted that blocks can shrink */
     char detail[32];
     snprintf(detail, sizeof detail, "%zu", bytes);
-    if (count("Lua's allocator", detail, FROM)) return NULL;
+    if (count("Lua's allocator", detail, FROM)) lua_limit = lua_bytes;
+    if (lua_limit && lua_bytes - before + bytes > lua_limit) return NULL;
   }
-  return lua_real(data, memory, before, bytes);
+  void *got = lua_real(data, memory, before, bytes);
+  if (got || bytes == 0) lua_bytes += bytes - before;
+  return got;
 }
 
 void *luaL_newstate(void) {
