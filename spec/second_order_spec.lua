@@ -81,6 +81,12 @@ describe("the second derivative of", function()
     gradgradcheck(function(a) return ops.swiglu(a, a) end, x, {tolerance = 1e-6})
   end)
 
+  it("attention over no positions is empty", function()
+    local x = tensor.zeros({2, 1, 0, 1, 2}, "f64")
+    local products = grad.hvp(function(a) return (ops.attention(a, a, a, {scale = 1})) end, {x}, {x})
+    assert.same({2, 1, 0, 1, 2}, products[1]:sizes())
+  end)
+
   it("q, k and v that are cut apart and joined agrees with differences", function()
     gradgradcheck(function(a)
       local q, k, v = ops.rope_split(a * a, {theta = 100})

@@ -11,9 +11,10 @@ local function wide(x)
   return x.dtype == BF16 and ops.cast(x, {dtype = F32}) or x
 end
 
--- The largest value along the last axis: a constant to gradients, which it cancels from.
+-- The largest value along the last axis: a constant to gradients, which it cancels from. 0 where there is none.
 local function largest(x)
-  return ops.maximum(x:detach(), {axes = {x.rank - 1}, keep = true})
+  local empty = x:size(x.rank - 1) == 0
+  return (empty and ops.sum or ops.maximum)(x:detach(), {axes = {x.rank - 1}, keep = true})
 end
 
 --- x [N, R, d] / sqrt(mean(x^2) + eps) * weight [N, d].

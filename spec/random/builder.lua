@@ -332,8 +332,8 @@ function Builder:apply(name, inputs, attributes, results, options)
   local adds = out and operation.accumulates and not self.scope and self:chance(2)
   for o, one in ipairs(out or {}) do
     if one and adds then
-      adds = one.kind ~= "H" and (not options.sums or options.sums[o]) and one.store.hi + (results[o].hi or 1) <= LARGEST
-        and one.store.lo + (results[o].lo or -1) >= -LARGEST
+      adds = (one.kind == "F" or one.kind == "D") and (not options.sums or options.sums[o])
+        and one.store.hi + (results[o].hi or 1) <= LARGEST and one.store.lo + (results[o].lo or -1) >= -LARGEST
     end
   end
   local list, names, made = {}, {}, {}

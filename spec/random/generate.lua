@@ -17,7 +17,14 @@ local weights = {
   linear_cross_entropy = 2, linear_cross_entropy_step = 1, gradient = 4, workers = 1, grad = 6, training = 1,
 }
 
-local statements, kinds = {}, {}
+-- Statements that have nothing to do in a function that a gradient is taken of.
+local outer = {}
+for name in ([[maximum overwrite free escape view random add_rmsnorm linear_cross_entropy_step gradient workers grad
+    training]]):gmatch "%S+" do
+  outer[name] = true
+end
+
+local statements, kinds, inner_kinds = {}, {}, {}
 for _, rooms in ipairs {plain, model, gradients} do
   for name, statement in pairs(rooms) do statements[name] = statement end
 end
@@ -25,6 +32,9 @@ for name, weight in pairs(weights) do
   for _ = 1, weight do kinds[#kinds + 1] = name end
 end
 table.sort(kinds)
+for _, name in ipairs(kinds) do
+  if not outer[name] then inner_kinds[#inner_kinds + 1] = name end
+end
 
 -- Writes the statement of a gene.
 local function write(b, gene)
@@ -44,12 +54,8 @@ end
 
 local function new_gene(id, kind, random)
   local gene = genome.gene(id, kind, random)
-  local children = kind == "grad" and random(1, 6) or kind == "training" and random(3, 10) or 0
-  for i = 1, children do
-    local child
-    repeat child = kinds[random(1, #kinds)] until child ~= "grad" and child ~= "training"
-    gene.children[i] = new_gene(id .. "/" .. i, child, random)
-  end
+  local children = kind == "grad" and random(1, 9) or kind == "training" and random(3, 12) or 0
+  for i = 1, children do gene.children[i] = new_gene(id .. "/" .. i, inner_kinds[random(1, #inner_kinds)], random) end
   return gene
 end
 

@@ -49,10 +49,16 @@ local function write_call(b, names, call, body, returned, rest)
   b.statements = b.statements + 1
 end
 
--- What a function in a gradient returns: something that depends on a leaf, and perhaps something else.
+-- What a function in a gradient returns: something that depends on a leaf, mostly with weights, without which errors that
+-- cancel in its sum were not seen; and perhaps something else.
 local function returns(b)
   local first = b:pick(function(one) return one.tracked and not one.missing and not b.scope.leaves[one.store] end)
     or b:pick(function(one) return one.tracked and not one.missing end)
+  if first.kind == "F" and b:draw(0, 3) > 0 then
+    local size = math.max(-first.store.lo, first.store.hi)
+    first = b:apply("multiply", {first, b:leaf(first.shape, "F")}, nil,
+      {{shape = first.shape, kind = "F", lo = -size, hi = size}}, {fixed = true}) or first
+  end
   local list = {first}
   if b:chance(3) then list[2] = b:pick(function(one) return one ~= first end) end
   return list
@@ -68,6 +74,7 @@ local function hessian_product(b, children)
   local body, returned, rough = inside(b, leaves, children, function() return {returns(b)[1]} end)
   local list = b:name "h"
   write_call(b, {list}, "t:hvp", body, returned, ("{%s}, {%s}"):format(names_of(leaves), names_of(directions)))
+  for _, direction in ipairs(directions) do rough = rough or direction.store.rough end
   for i, leaf in ipairs(leaves) do
     local name = b:name "g"
     b:line("local %s = %s[%d]", name, list, i)

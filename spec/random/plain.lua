@@ -30,8 +30,17 @@ local function broadcast(a, b)
   return shape
 end
 
+-- A part of x, which is combined with all of it.
+local function own_part(b, x)
+  local name, shape = b:name "w", {1, x.shape[2]}
+  b:line("local %s = %s:view {shape = %s, offset = %d}", name, x.name, builder.text(shape), 0)
+  return b:add(name, {shape = shape, kind = x.kind, store = x.store, argument = x.argument, outside = x.outside,
+    detached = x.detached})
+end
+
 -- A variable to combine x with.
 local function partner(b, x, lo, hi)
+  if #x.shape == 2 and not lo and not x.tracked and b:chance(4) then return own_part(b, x) end
   if b:chance(3) then
     local found = any_float(b, function(one)
       return broadcast(one.shape, x.shape) and (not lo or one.store.lo >= lo) and (not hi or one.store.hi <= hi)
