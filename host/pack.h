@@ -123,7 +123,7 @@ typedef struct pk_memory {
   int64_t total;               /* sum of used */
   int64_t total_peak;          /* high-water mark of total since the last reset */
   int64_t reserved;            /* bytes held from the system, cached blocks included */
-  int64_t limit;
+  int64_t limit;       /* on total; blocks that wait are given back before reserved passes it */
   int64_t allocations; /* tensor buffers handed out so far */
   int64_t live;        /* tensor buffers alive now */
 } pk_memory;

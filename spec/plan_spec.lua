@@ -37,6 +37,38 @@ describe("a forecast", function()
     end)
   end
 
+  for _, compile in ipairs {true, false} do
+    for _, amp in ipairs {false, true} do
+      local name = (compile and "recorded" or "eager") .. ", " .. (amp and "amp" or "f32")
+      it("is a limit under which steps run: " .. name, function()
+        local resolved = load("runtime.compile=" .. tostring(compile))
+        resolved.runtime.amp = amp
+        local forecast = plan.of(resolved)
+        local tokens = require("ffi").new("uint16_t[4000]")
+        local function try(limit)
+          collectgarbage()
+          local own = context.create {threads = 2, memory_limit_mib = limit / 2 ^ 20}
+          local one
+          local good, message = pcall(function()
+            one = trainer.create(resolved, {context = own, train = {tokens = tokens, count = 4000}})
+            for _ = 1, 3 do one:step() end
+          end)
+          assert.equal(limit, own:memory().limit)
+          assert.is_true(own:memory().total_peak <= limit)
+          if one then one:free() end
+          collectgarbage()
+          own:close()
+          return good, tostring(message)
+        end
+        assert.same({true, "nil"}, {try(forecast.total)})
+        if not compile then return end -- what the collector leaves may be less
+        local good, message = try(forecast.total - 1)
+        assert.is_false(good)
+        assert.is_truthy(message:find("would pass the limit", 1, true), message)
+      end)
+    end
+  end
+
   it("takes no memory and computes nothing", function()
     local own = context.create {forecast = true}
     local t = tensor.zeros({1000, 1000, 1000}, "f64", {context = own})

@@ -10,6 +10,7 @@ enum { PK_SIZE_CLASSES = 512 };
  * block may be out of the host's reach. */
 typedef struct pk_free_block {
   void *memory;
+  int64_t room; /* bytes */
   struct pk_free_block *next;
 } pk_free_block;
 
@@ -37,6 +38,7 @@ struct pk_storage {
   pk_context *context;
   void *memory;
   int64_t bytes;
+  int64_t room; /* bytes of the block of memory, as pk_memory_take said */
   int64_t references;
   int64_t writes; /* how often it was written to */
   int64_t noted;  /* and how often operations that were recorded would have */

@@ -174,10 +174,11 @@ pk_threads *pk_cpu_device_threads(pk_device *device);
 
 /* --- memory (core/memory.c): the device's memory under the context's limit and accounts --- */
 
-/* bytes of device memory for category, not zeroed, 64-byte aligned. On refusal names the request
- * and what is in use by category. */
-pk_status pk_memory_take(pk_context *context, int64_t bytes, int category, void **memory);
-void pk_memory_give(pk_context *context, void *memory, int64_t bytes, int category);
+/* bytes of device memory for category, not zeroed, 64-byte aligned; room is how large the block is,
+ * for giving it back. On refusal names the request and what is in use by category. */
+pk_status pk_memory_take(pk_context *context, int64_t bytes, int category, void **memory,
+                         int64_t *room);
+void pk_memory_give(pk_context *context, void *memory, int64_t bytes, int64_t room, int category);
 
 /* --- tensors (core/tensor.c) --- */
 

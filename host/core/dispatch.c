@@ -224,12 +224,12 @@ static pk_status run_kernel(pk_call *call, const pk_op_info *info) {
   pk_status status = check_available(call, info);
   if (status != PK_OK) return status;
   pk_workspace_rule rule = device->workspaces[call->op];
-  int64_t bytes = rule && !call->context->forecast ? rule(call) : 0;
+  int64_t bytes = rule ? rule(call) : 0, room;
   if (bytes == 0) return pk_call_run(call);
-  status = pk_memory_take(call->context, bytes, PK_WORKSPACE, &call->workspace);
+  status = pk_memory_take(call->context, bytes, PK_WORKSPACE, &call->workspace, &room);
   if (status != PK_OK) return pk_fail_within(status, "%s", info->name);
   status = pk_call_run(call);
-  pk_memory_give(call->context, call->workspace, bytes, PK_WORKSPACE);
+  pk_memory_give(call->context, call->workspace, bytes, room, PK_WORKSPACE);
   return status;
 }
 

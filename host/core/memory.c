@@ -1,8 +1,12 @@
 /* A context's device memory: the limit, the accounts by category, and blocks kept for reuse.
  *
- * Requests are rounded up to size classes (eight per power of two), and a freed block waits in its
- * class's list: a training step asks for the same sizes again and again, and fresh pages cost more
- * than the arithmetic on them. */
+ * A freed block waits in a list of blocks of about its size (eight classes per power of two): a
+ * training step asks for the same sizes again and again, and fresh pages cost more than the
+ * arithmetic on them. Small blocks are as large as their class, large ones only as was asked.
+ *
+ * The limit is on the bytes asked for, which is what a forecast counts, so that a step runs under
+ * exactly the limit that it is planned to take. Blocks that wait are given back before a request
+ * makes more memory than the limit reserved; what rounding takes besides is not counted. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -31,22 +35,41 @@ static int size_class(int64_t bytes, int64_t *rounded) {
   return 16 + (octave - 4) * 8 + (int)(eighths - 8);
 }
 
-/* The bytes that a class holds: the inverse of size_class. */
-static int64_t class_bytes(int class) {
-  if (class <= 16) return (int64_t) class * 64;
-  int octave = 4 + (class - 17) / 8;
-  int64_t eighths = 9 + (class - 17) % 8;
-  return (eighths << (octave - 3)) * 64;
+/* Bytes of a new block. */
+static int64_t room_for(int64_t bytes) {
+  const int64_t large = (int64_t)1 << 20;
+  int64_t rounded;
+  size_class(bytes, &rounded);
+  return bytes > large ? pk_aligned(bytes) : rounded;
 }
 
-/* Takes a block of the class from its list, or NULL. */
-static void *reuse(pk_context *context, int class) {
-  pk_free_block *block = context->free_blocks[class];
-  if (!block) return NULL;
+/* Takes the block at a place of a list out of it. */
+static void *take_out(pk_free_block **place, int64_t *room) {
+  pk_free_block *block = *place;
   void *memory = block->memory;
-  context->free_blocks[class] = block->next;
+  *room = block->room;
+  *place = block->next;
   free(block);
   return memory;
+}
+
+/* Gives the first block of a list back to the system. */
+static void give_back(pk_context *context, pk_free_block **list) {
+  int64_t room;
+  void *memory = take_out(list, &room);
+  context->device->release(context->device, memory, room);
+  context->memory.reserved -= room;
+}
+
+/* Takes a waiting block that has room for so many bytes, or NULL. Where all of its class are too
+ * small one is given back: sizes that grow bit by bit must not leave a block behind at each. */
+static void *reuse(pk_context *context, int64_t bytes, int64_t *room) {
+  int64_t rounded;
+  pk_free_block **list = &context->free_blocks[size_class(bytes, &rounded)], **place = list;
+  while (*place && (*place)->room < bytes) place = &(*place)->next;
+  if (*place) return take_out(place, room);
+  if (*list) give_back(context, list);
+  return NULL;
 }
 
 static void describe_use(const pk_context *context, char *text, size_t size) {
@@ -77,13 +100,8 @@ static pk_status refuse(const pk_context *context, int64_t bytes, int category, 
 }
 
 void pk_memory_trim(pk_context *context) {
-  for (int c = 0; c < PK_SIZE_CLASSES; c++) {
-    void *memory;
-    while ((memory = reuse(context, c))) {
-      context->device->release(context->device, memory, class_bytes(c));
-      context->memory.reserved -= class_bytes(c);
-    }
-  }
+  for (int c = 0; c < PK_SIZE_CLASSES; c++)
+    while (context->free_blocks[c]) give_back(context, &context->free_blocks[c]);
 }
 
 /* What a forecast hands out: an address that nothing reads. */
@@ -102,55 +120,56 @@ static void count_taken(pk_context *context, int64_t bytes, int category) {
   }
 }
 
-pk_status pk_memory_take(pk_context *context, int64_t bytes, int category, void **memory) {
+/* A new block of the device's memory. */
+static pk_status allocate(pk_context *context, int64_t bytes, int category, void **memory,
+                          int64_t *room) {
+  pk_device *device = context->device;
+  *room = room_for(bytes);
+  if (context->memory.reserved + *room > context->memory.limit) pk_memory_trim(context);
+  pk_status status = device->allocate(device, *room, memory);
+  if (status == PK_NO_MEMORY) {
+    pk_memory_trim(context);
+    status = device->allocate(device, *room, memory);
+  }
+  if (status == PK_NO_MEMORY) return refuse(context, bytes, category, false);
+  if (status == PK_OK) context->memory.reserved += *room;
+  return status;
+}
+
+pk_status pk_memory_take(pk_context *context, int64_t bytes, int category, void **memory,
+                         int64_t *room) {
   if (bytes < 0 || bytes > INT64_MAX / 4) {
     return pk_fail(PK_INVALID, "a request for %lld bytes is not possible", (long long)bytes);
   }
+  if (context->memory.total + bytes > context->memory.limit)
+    return refuse(context, bytes, category, true);
   if (context->forecast) {
-    if (context->memory.total + bytes > context->memory.limit)
-      return refuse(context, bytes, category, true);
-    count_taken(context, bytes, category);
     *memory = no_memory;
-    return PK_OK;
-  }
-  int64_t rounded;
-  int class = size_class(bytes, &rounded);
-  void *block = reuse(context, class);
-  if (!block) {
-    if (context->memory.reserved + rounded > context->memory.limit) pk_memory_trim(context);
-    if (context->memory.reserved + rounded > context->memory.limit) {
-      return refuse(context, bytes, category, true);
-    }
-    pk_status status = context->device->allocate(context->device, rounded, &block);
-    if (status == PK_NO_MEMORY) {
-      pk_memory_trim(context);
-      status = context->device->allocate(context->device, rounded, &block);
-    }
-    if (status == PK_NO_MEMORY) return refuse(context, bytes, category, false);
+    *room = bytes;
+  } else if (!(*memory = reuse(context, bytes, room))) {
+    pk_status status = allocate(context, bytes, category, memory, room);
     if (status != PK_OK) return status;
-    context->memory.reserved += rounded;
   }
   count_taken(context, bytes, category);
-  *memory = block;
   return PK_OK;
 }
 
-void pk_memory_give(pk_context *context, void *memory, int64_t bytes, int category) {
+void pk_memory_give(pk_context *context, void *memory, int64_t bytes, int64_t room, int category) {
   if (!memory) return;
   context->memory.used[category] -= bytes;
   context->memory.total -= bytes;
   context->memory.live--;
   if (context->forecast) return;
   int64_t rounded;
-  int class = size_class(bytes, &rounded);
+  pk_free_block **list = &context->free_blocks[size_class(room, &rounded)];
   pk_free_block *block = malloc(sizeof *block);
   if (!block) {
-    context->device->release(context->device, memory, rounded);
-    context->memory.reserved -= rounded;
+    context->device->release(context->device, memory, room);
+    context->memory.reserved -= room;
     return;
   }
-  *block = (pk_free_block){.memory = memory, .next = context->free_blocks[class]};
-  context->free_blocks[class] = block;
+  *block = (pk_free_block){.memory = memory, .room = room, .next = *list};
+  *list = block;
 }
 
 void pk_memory_read(const pk_context *context, pk_memory *memory) {

@@ -66,7 +66,7 @@ void pk_storage_release(pk_storage *storage) {
   pk_context *context = storage->context;
   if (storage->slab) pk_storage_release(storage->slab);
   if (!storage->recording)
-    pk_memory_give(context, storage->memory, storage->bytes, storage->category);
+    pk_memory_give(context, storage->memory, storage->bytes, storage->room, storage->category);
   free(storage);
   pk_context_release(context);
 }
@@ -78,7 +78,7 @@ pk_status pk_storage_create(pk_context *context, int64_t bytes, int category,
   created->recording = context->recording ? context->recordings : 0;
   created->span = -1;
   if (!created->recording) {
-    pk_status status = pk_memory_take(context, bytes, category, &created->memory);
+    pk_status status = pk_memory_take(context, bytes, category, &created->memory, &created->room);
     if (status != PK_OK) {
       free(created);
       return status;

@@ -1,7 +1,8 @@
 --- Memory forecasts: what a configuration's training step takes, known without running it.
 --
--- A forecast builds the trainer in a context that counts memory without taking it, and records one step. What it
--- says is what the allocator's peak will be.
+-- A forecast builds the trainer in a context that counts memory without taking it, and records one step, or takes it
+-- where steps are not recorded. What it says is what the allocator's peak will be, and a limit under which the step runs;
+-- the peak of a step that is not recorded depends on when Lua's collector runs, but under a limit it runs in time.
 local config_module = require "pack.config"
 local failure = require "pack.failure"
 local progress = require "pack.progress"
@@ -19,9 +20,19 @@ local function forecast_context(config)
     deterministic = settings.deterministic, attention = settings.attention}
 end
 
+-- The program of the step, having run, or nil where steps are not recorded.
+local function take_step(one)
+  if one.config.runtime.compile then
+    one:recorded():run()
+    return one:recorded()
+  end
+  one.optimizer:prepare {t = 1, lr = 0, mixes = true, mixing = one.identity}
+  one:launch()
+end
+
 --- The memory of a resolved configuration's training step in bytes: parameters, gradients, moments, data, activations,
 -- workspace (the largest of one operation, which activations leave room for where they can) and total, the peak.
--- Also operations, how many the step has.
+-- Also operations, how many a recorded step has.
 function plan.of(config)
   local own = forecast_context(config)
   local settings = {}
@@ -31,15 +42,15 @@ function plan.of(config)
   for key, value in pairs(config) do copy[key] = value end
   copy.runtime = settings
   local one = trainer.create(copy, {context = own})
-  local recorded = one:recorded()
-  recorded:run()
-  local memory, step = own:memory(), recorded:memory()
-  local result = {operations = step.operations, activations = step.activations,
-    workspace = step.slab - step.activations, total = memory.total_peak}
+  local recorded = take_step(one)
+  local memory, step = own:memory(), recorded and recorded:memory()
+  local result = step and {operations = step.operations, activations = step.activations,
+      workspace = step.slab - step.activations}
+    or {activations = memory.peak.activations, workspace = memory.peak.workspace - memory.used.workspace}
+  result.total = memory.total_peak
   for _, category in ipairs {"parameters", "gradients", "moments", "data"} do
     result[category] = memory.used[category]
   end
-  recorded:free()
   one:free()
   own:close()
   return result
