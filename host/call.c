@@ -6,12 +6,14 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "core/handlers.h"
 #include "pack.h"
 
 /* A signal handler can reach the running state, and say what came, only through globals. */
 static lua_State *interruptible;
 static volatile sig_atomic_t presses; /* ^C during the call */
 static volatile sig_atomic_t stopped; /* the last one has stopped library code */
+static volatile sig_atomic_t met;     /* the hook was called since the last one */
 
 /* Where the library's sources are, if work goes on after ^C; else "". */
 static char library[PATH_MAX + sizeof "@/lua/pack/"];
@@ -19,6 +21,7 @@ static char library[PATH_MAX + sizeof "@/lua/pack/"];
 void pk_call_stay(const char *home) {
   snprintf(library, sizeof library, "@%s/lua/pack/", home);
   pk_signals_stay();
+  if (isatty(STDIN_FILENO)) pk_handler_insist(SIGINT); /* somebody is there to press it */
 }
 
 static int is_library(lua_State *state, lua_Debug *record) {
@@ -31,6 +34,7 @@ static int is_library(lua_State *state, lua_Debug *record) {
  * runs no operations, and all other code until the call ends, whatever catches errors there. */
 static void stop_hook(lua_State *state, lua_Debug *record) {
   int inside = is_library(state, record);
+  met = 1;
   int answered = presses < 2 && !pk_interrupt_requested(); /* by an operation */
   if (!answered && inside && (presses < 2 || stopped || pk_interrupt_held())) return;
   if (presses < 2) lua_sethook(state, NULL, 0, 0);
@@ -44,15 +48,27 @@ static void stop_hook(lua_State *state, lua_Debug *record) {
   lua_setfield(state, -2, "message");
   lua_pushinteger(state, PK_EXIT_INTERRUPTED);
   lua_setfield(state, -2, "exit");
+  pk_hooks_allow(); /* in what handles the error */
   lua_error(state);
 }
 
+static void say_how_to_end(void) {
+  static const char text[] =
+      "\npacklua: ^C was not met yet: an operation meets it at its end, a compiled loop never; "
+      "^\\ ends the program\n";
+  ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
+  (void)written;
+}
+
 /* The first ^C raises an error at the next instruction that the interpreter runs; in a script a
- * second one, when that did not help, ends the process. */
+ * second one, when that did not help, ends the process. Where work goes on, it reaches code that
+ * hooks do not, and a third says what is left. */
 static void on_interrupt(int number) {
-  if (!*library) signal(number, SIG_DFL);
+  if (!*library) pk_handler_reset(number);
+  if (*library && presses > 0 && !met) pk_hooks_allow();
+  if (*library && presses > 1 && !met) say_how_to_end();
   presses = presses + 1;
-  stopped = 0;
+  stopped = met = 0;
   pk_interrupt_request();
   /* Lua lets signal handlers call lua_sethook. NOLINTNEXTLINE(bugprone-signal-handler) */
   lua_sethook(interruptible, stop_hook, LUA_MASKCOUNT, 1);
@@ -70,6 +86,25 @@ static int asks_for_exit(lua_State *state, int index, int *code) {
   return asks;
 }
 
+/* Pushes the text with the traceback of an error that lua/pack/finally.lua has passed on, kept from
+ * where it was raised. Returns 0, nothing pushed, if it is not such an error. */
+static int push_kept_traceback(lua_State *state) {
+  lua_Debug record;
+  int top = lua_gettop(state);
+  lua_getfield(state, LUA_REGISTRYINDEX, "pack.finally");
+  /* Above this handler is error, and above that what called it. */
+  if (lua_istable(state, -1) && lua_getstack(state, 2, &record)) {
+    lua_getinfo(state, "f", &record);
+    lua_getfield(state, -2, "rethrow");
+    if (lua_rawequal(state, -1, -2)) {
+      lua_getfield(state, top + 1, "traceback");
+      if (lua_isstring(state, -1)) return 1;
+    }
+  }
+  lua_settop(state, top);
+  return 0;
+}
+
 /* Makes text of any error object, with the traceback. Errors that ask for an exit code stay, and so
  * does nil, which, as in lua.c, fails without a word. */
 static int add_traceback(lua_State *state) {
@@ -82,7 +117,7 @@ static int add_traceback(lua_State *state) {
     lua_replace(state, 1);
     lua_settop(state, 1);
   }
-  luaL_traceback(state, state, lua_tostring(state, 1), 1);
+  if (!push_kept_traceback(state)) luaL_traceback(state, state, lua_tostring(state, 1), 1);
   return 1;
 }
 
@@ -95,12 +130,13 @@ int pk_call_protected(lua_State *state, int arguments, int results) {
   pk_heap_refill(state);
   pk_interrupt_forget();
   /* Where work goes on, ^C also ends waiting for input. */
-  struct sigaction before, action = {.sa_handler = on_interrupt};
-  action.sa_flags = *library ? 0 : SA_RESTART;
-  sigaction(SIGINT, &action, &before);
+  pk_handler_before before;
+  pk_handler_set(SIGINT, on_interrupt, *library ? 0 : SA_RESTART, &before);
   int status = lua_pcall(state, arguments, results, base);
-  pk_signals_release(); /* an error may have left a training loop with them held */
-  sigaction(SIGINT, &before, NULL);
+  /* An error may have left a training loop with them held. Where it ends the program, the next
+   * signal must not change what it ends with. */
+  if (status == 0 || *library) pk_signals_release();
+  pk_handler_restore(&before);
   lua_sethook(state, NULL, 0, 0); /* a ^C that came as the call ended */
   pk_interrupt_forget();
   pk_interrupt_hold(PK_HOLD_NOTHING);

@@ -36,6 +36,8 @@ int pk_editor_read(pk_editor *editor, const char *prompt, char **line) {
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "core/handlers.h"
+
 struct pk_editor {
   EditLine *line;
   History *history;
@@ -65,7 +67,7 @@ static void note_signal(int number) {
 }
 
 typedef struct guard {
-  struct sigaction before[SIGNALS];
+  pk_handler_before before[SIGNALS];
   sigset_t mask;
 } guard;
 
@@ -73,15 +75,13 @@ static void catch_signals(guard *saved) {
   interrupted = resized = continued = 0;
   sigset_t set;
   sigemptyset(&set);
-  struct sigaction action = {.sa_handler = note_signal};
-  sigemptyset(&action.sa_mask);
   for (int i = 0; i < SIGNALS; i++) sigaddset(&set, numbers[i]);
   pthread_sigmask(SIG_BLOCK, &set, &saved->mask);
-  for (int i = 0; i < SIGNALS; i++) sigaction(numbers[i], &action, &saved->before[i]);
+  for (int i = 0; i < SIGNALS; i++) pk_handler_set(numbers[i], note_signal, 0, &saved->before[i]);
 }
 
 static void release_signals(const guard *saved) {
-  for (int i = 0; i < SIGNALS; i++) sigaction(numbers[i], &saved->before[i], NULL);
+  for (int i = 0; i < SIGNALS; i++) pk_handler_restore(&saved->before[i]);
   pthread_sigmask(SIG_SETMASK, &saved->mask, NULL);
 }
 

@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/handlers.h"
 #include "pack.h"
 
 /* The text of pack.h between its markers; the build writes it. */
@@ -157,6 +158,26 @@ static void add_loader(lua_State *state, const char *home) {
   lua_pop(state, 1);
 }
 
+/* jit.profile's start, which installs a handler of its own. */
+static int start_profiler(lua_State *state) {
+  int arguments = lua_gettop(state);
+  lua_pushvalue(state, lua_upvalueindex(1));
+  lua_insert(state, 1);
+  lua_call(state, arguments, 0);
+  pk_handler_adopt(SIGPROF);
+  return 0;
+}
+
+/* Opens jit.profile. */
+static int load_profiler(lua_State *state) {
+  lua_pushvalue(state, lua_upvalueindex(1));
+  lua_call(state, 0, 1);
+  lua_getfield(state, -1, "start");
+  lua_pushcclosure(state, start_profiler, 1);
+  lua_setfield(state, -2, "start");
+  return 1;
+}
+
 /* What lua/pack gets from the program: the FFI declarations, its home, and the way to itself. */
 static void add_library(lua_State *state, const char *home) {
   lua_getglobal(state, "package");
@@ -166,6 +187,13 @@ static void add_library(lua_State *state, const char *home) {
   lua_pushstring(state, home);
   lua_pushcclosure(state, load_home, 1);
   lua_setfield(state, -2, "pack.home");
+  lua_getfield(state, -1, "jit.profile");
+  if (lua_isfunction(state, -1)) {
+    lua_pushcclosure(state, load_profiler, 1);
+    lua_setfield(state, -2, "jit.profile");
+  } else {
+    lua_pop(state, 1);
+  }
   lua_pop(state, 1);
   if (*home) {
     lua_getfield(state, -1, "path");
@@ -300,6 +328,11 @@ static int finish(int code) {
 
 int main(int argc, char **argv) {
   fill_standard_files();
+  int problem = pk_handlers_open();
+  if (problem != 0) {
+    fprintf(stderr, "packlua: no stack for signals: %s\n", strerror(problem));
+    return PK_EXIT_FAILED;
+  }
   invocation program = {.argc = argc, .argv = argv};
   int code = read_options(argc, argv, &program.options);
   if (code != 0 || program.options.information) return finish(code);
@@ -312,6 +345,7 @@ int main(int argc, char **argv) {
     fputs("packlua: no memory for a Lua state\n", stderr);
     return PK_EXIT_FAILED;
   }
+  pk_hooks_find(state);
   if (lua_cpcall(state, protected_main, &program) != 0) program.exit = pk_call_report(state);
   if (program.opened) lua_close(state);
   return finish(program.exit);

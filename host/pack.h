@@ -635,14 +635,19 @@ pk_status pk_saver_poll(pk_saver *saver, double seconds, pk_saver_progress *prog
 
 /* --- signals --------------------------------------------------------------------------------- */
 
-/* From now on SIGTERM, SIGINT and SIGUSR1 leave only a note, which pk_signals_pending returns: the
- * number of the first that came, or 0. A second SIGINT ends the process at once with 130, or is a
+/* From now on SIGTERM, SIGINT, SIGUSR1, SIGUSR2, SIGHUP, SIGXCPU and SIGPIPE leave only a note,
+ * which pk_signals_pending returns: the number of the first that came, or 0. What the program's
+ * caller has ignored stays ignored. A second SIGINT ends the process at once with 130, or is a
  * pk_interrupt_request where the process stays (pk_signals_stay). Holding again forgets the note.
  * Whatever way a script ends, the program releases. */
 void pk_signals_hold(void);
 int pk_signals_pending(void);
 void pk_signals_release(void);
 void pk_signals_stay(void);
+
+/* While wanted, what is noted is a pk_interrupt_request too, what was noted before included: for
+ * long work that need not be finished. */
+void pk_signals_ask(int wanted);
 
 /* Asks what runs to stop: the next operation, or the next one of a recorded program, returns
  * PK_INTERRUPTED instead of running, once. A program's run is whole or nothing: it stops only

@@ -43,6 +43,16 @@ int pk_call_report(lua_State *state);
 /* From now on ^C never ends the process, and work goes on after it; home as of pk_home_find. */
 void pk_call_stay(const char *home);
 
+/* --- hooks.c: hooks where LuaJIT calls none --- */
+
+/* To be called once, with the first state of the program. */
+void pk_hooks_find(lua_State *state);
+
+/* From now on the Lua code that runs meets hooks, also inside a hook, a finaliser, and a handler of
+ * an error that a hook has raised; nothing happens with a LuaJIT of another kind. May be called in
+ * a signal handler. */
+void pk_hooks_allow(void);
+
 /* --- history.c: the lines typed at prompts, in a file that several of them may share --- */
 
 enum { PK_HISTORY_LINES = 2000 }; /* kept in the file when a prompt opens */

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "core/handlers.h"
 #include "pack.h"
 #include "program.h"
 
@@ -33,16 +34,15 @@ static void on_interrupt(int number) {
 
 /* As pk_editor_read, without editing. */
 static int read_plain(session *prompt, const char *text, char **line) {
-  struct sigaction before,
-      action = {.sa_handler = on_interrupt}; /* no SA_RESTART: reading returns */
+  pk_handler_before before;
   if (prompt->terminal) fputs(text, stdout);
   fflush(stdout);
   interrupted = 0;
-  sigaction(SIGINT, &action, &before);
+  pk_handler_set(SIGINT, on_interrupt, 0, &before); /* no SA_RESTART: reading returns */
   size_t size = 0;
   ssize_t length = getline(line, &size, stdin);
   int reason = errno;
-  sigaction(SIGINT, &before, NULL);
+  pk_handler_restore(&before);
   if (length >= 0 && strlen(*line) == (size_t)length) {
     (*line)[strcspn(*line, "\n")] = 0;
     return PK_LINE;
@@ -166,6 +166,10 @@ static pk_completion complete(void *target, const char *text, size_t length, int
 
 /* --- the session --- */
 
+static void do_nothing(int number) {
+  (void)number;
+}
+
 static int reference(lua_State *state, const char *name) {
   lua_getfield(state, -1, name);
   return luaL_ref(state, LUA_REGISTRYINDEX);
@@ -208,10 +212,10 @@ int pk_repl_run(lua_State *state, const char *home) {
   prompt.editor = pk_editor_open(complete, &prompt);
   if (prompt.terminal) printf("packlua %s   :help  shows what can be typed\n", pk_version());
   /* Between reading and running there is nothing that ^C could stop. */
-  struct sigaction before, ignore = {.sa_handler = SIG_IGN};
-  sigaction(SIGINT, &ignore, &before);
+  pk_handler_before before;
+  pk_handler_set(SIGINT, do_nothing, SA_RESTART, &before);
   run_session(&prompt);
-  sigaction(SIGINT, &before, NULL);
+  pk_handler_restore(&before);
   if (prompt.terminal && !prompt.end) putchar('\n');
   pk_editor_close(prompt.editor);
   return prompt.failed ? PK_EXIT_FAILED : 0;

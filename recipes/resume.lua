@@ -15,6 +15,7 @@ local options = pack.options.parse {
       help = "changes a key that a resumed run may change (docs/runs.md)"},
     {name = "device", value = "DEVICE", help = "the same as --set runtime.device=DEVICE"},
     {name = "fallback", help = "passes over damaged states, to the newest good one"},
+    {name = "allow-recipe", help = "goes on as recipes/train.lua does from a state that another recipe made"},
     {name = "allow-conversion", value = "average|tile",
       help = "makes another number of workers of the state's"},
   },
@@ -24,6 +25,7 @@ if options.device then table.insert(settings, "runtime.device=" .. options.devic
 
 -- Where to go on, on what data, and whether this is still the same experiment.
 local state, skipped = pack.checkpoint.find(options.positional[1], {fallback = options.fallback})
+if not options.allow_recipe then state:check_recipe() end
 local config = state:config(settings)
 local data = pack.data.open(config)
 local identity = pack.checkpoint.data_identity(data)

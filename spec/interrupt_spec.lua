@@ -2,6 +2,7 @@
 local config = require "pack.config"
 local context = require "pack.context"
 local ffi = require "ffi"
+local interrupt = require "pack.interrupt"
 local native = require "pack.native"
 local numbers = require "spec.support.numbers"
 local ops = require "pack.ops"
@@ -11,6 +12,8 @@ local tensor = require "pack.tensor"
 local trainer = require "pack.trainer"
 
 local C = native.C
+
+ffi.cdef "int getpid(void);"
 
 -- That a call fails as ^C makes it fail.
 local function is_interrupted(call, ...)
@@ -44,6 +47,18 @@ describe("a request to stop", function()
     assert.equal(1, C.pk_interrupt_requested())
     assert.equal(C.PK_HOLD_ALL, C.pk_interrupt_hold(C.PK_HOLD_CODE))
     is_interrupted(function() return a + a end)
+  end)
+
+  it("is held no longer than a function runs, whatever way it ends", function()
+    local function levels(...) return C.pk_interrupt_held(), ... end
+    assert.same({C.PK_HOLD_CODE, 1, nil, 3}, {interrupt.hold(C.PK_HOLD_CODE, levels, 1, nil, 3)})
+    assert.equal(C.PK_HOLD_NOTHING, C.pk_interrupt_held())
+    local raised = {}
+    local good, problem = pcall(interrupt.hold, C.PK_HOLD_CODE, function()
+      interrupt.hold(C.PK_HOLD_ALL, error, raised)
+    end)
+    assert.same({false, raised}, {good, problem})
+    assert.equal(C.PK_HOLD_NOTHING, C.pk_interrupt_held())
   end)
 
   it("finds a recorded program before its first operation", function()
@@ -143,9 +158,50 @@ describe("a training step", function()
     assert.is_false((pcall(one.step, one)))
     assert.equal(before, one:cursor())
     assert.is_true(one.batches:cursor() > before)
+    assert.equal(C.PK_HOLD_NOTHING, C.pk_interrupt_held())
     one.write_batch = nil
     one:step()
     assert.equal(before * 2, one:cursor())
     one:free()
+  end)
+end)
+
+describe("signals", function()
+  -- oneDNN's products point the stack register into their memory, and a handler there would write over it.
+  it("have a stack of their own for every handler", function()
+    local path = os.tmpname()
+    support.write(path, [[
+      local ffi, C = require "ffi", require("pack.native").C
+      ffi.cdef "struct action { void *handler; char more[256]; }; int sigaction(int, const void *, void *);"
+      local STACK = 0x08000000
+      local function flagged(number)
+        local action = ffi.new("struct action")
+        ffi.C.sigaction(number, nil, action)
+        local flags = ffi.cast("int *", ffi.cast("char *", action) + 8 + 128)[0] -- after handler and mask
+        return tonumber(ffi.cast("intptr_t", action.handler)) > 1 and bit.band(flags, STACK) ~= 0
+      end
+      C.pk_signals_hold()
+      for _, number in ipairs {1, 2, 10, 12, 13, 15, 24, 25} do assert(flagged(number), number) end
+      C.pk_signals_release()
+      assert(flagged(2) and not flagged(15))
+      require("jit.profile").start("i10", function() end)
+      assert(flagged(27), "SIGPROF")
+      require("jit.profile").stop()]])
+    local code, _, err = support.run("packlua " .. path)
+    os.remove(path)
+    assert.same({0, ""}, {code, err})
+  end)
+
+  it("reach no thread but the main one", function()
+    local threads = context.create {device = "cpu", threads = 3}
+    local own, main, others = tostring(ffi.C.getpid()), 0, 0
+    for id in io.popen("ls /proc/" .. own .. "/task"):lines() do
+      local text = support.read(("/proc/%s/task/%s/status"):format(own, id)) or ""
+      local blocked = tonumber(text:match("SigBlk:%s*%x*(%x%x%x%x%x%x%x%x)") or "0", 16)
+      local takes = math.floor(blocked / 2 ^ 14) % 2 == 0 -- SIGTERM
+      if id == own then main = takes and 1 or 0 elseif takes then others = others + 1 end
+    end
+    threads:close()
+    assert.same({1, 0}, {main, others})
   end)
 end)

@@ -1,4 +1,5 @@
 -- The packlua program: its options, errors and exit codes, its prompt, and where it finds its library.
+local process = require "pack.process"
 local support = require "spec.support.helper"
 local version = require "pack.version"
 
@@ -185,14 +186,28 @@ describe("packlua", function()
 
   it("exits with 130 when it is interrupted, saying where", function()
     local path = script "io.stdout:write('up\\n') io.stdout:flush()\nwhile true do end\n"
-    local code, _, err = support.run(([[
-      : > %s/out
-      %s --no-jit %s > %s/out & pid=$!
-      until grep -q up %s/out; do sleep 0.05; done
-      kill -INT $pid
-      wait $pid]]):format(folder, support.program, path, folder, folder))
-    assert.are.equal(130, code)
-    assert.are.equal(("packlua: %s:2: interrupted\n"):format(path), err)
+    local log = folder .. "/log"
+    -- Not from a shell, which has its background jobs ignore SIGINT.
+    local child = process.start {command = {support.program, "--no-jit", path}, log = log}
+    repeat child:poll(0.02) until child.ended or support.read(log):find("up")
+    child:send("INT")
+    assert.is_true(child:poll(60))
+    assert.are.equal(130, child.code)
+    assert.are.equal(("up\npacklua: %s:2: interrupted\n"):format(path), support.read(log))
+    child:close()
+  end)
+
+  it("lets signals be ignored that its caller ignores", function()
+    local path = script([[
+      local C = require("pack.native").C
+      require("ffi").cdef "int kill(int pid, int signal); int getpid(void);"
+      local function send() for _, number in ipairs {1, 2, 10} do C.kill(C.getpid(), number) end end
+      send()
+      C.pk_signals_hold()
+      send()
+      print(C.pk_signals_pending())]])
+    local code, out, err = support.run("trap '' HUP INT USR1; exec " .. support.quote(support.program) .. " " .. path)
+    assert.are.same({0, "0\n", ""}, {code, out, err})
   end)
 
   describe("has a prompt with -i that", function()

@@ -87,6 +87,35 @@ describe("the prompt", function()
       assert.equal("2", session:answer("tries"))
     end)
 
+    local unhooked = {
+      ["the handler of an error"] = "xpcall(function() begin() end, function() while true do end end)",
+      ["a hook of its own"] = "debug.sethook(function() pcall(begin) end, '', 1) while true do end",
+      ["a finaliser"] = "x = require'ffi'.gc(require'ffi'.new('int[1]'), begin) x = nil collectgarbage()",
+    }
+    for name, code in pairs(unhooked) do
+      it("is stopped by some ^C in " .. name, function()
+        open()
+        session:answer("function begin() io.write('be', 'gin\\n') while true do end end")
+        session:type(code .. "\r")
+        session:wait("begin\r\n")
+        session:interrupt_until("\n> ")
+        session:type("\21'ali' .. 've'\r") -- ^U: one ^C may come too late
+        session:wait('"alive"\r\n> ')
+      end)
+    end
+
+    it("is told how to end the program where no ^C is met", function()
+      open()
+      session:answer("jit.on()")
+      session:answer("function count(n) local i = 0 while i < n do i = i + 1 end end")
+      session:answer("count(1e6)") -- and is compiled
+      session:type("io.write('be', 'gin\\n') count(1e300)\r")
+      session:wait("begin\r\n")
+      session:interrupt_until("^\\ ends the program")
+      session:type("\28")
+      assert.equal(128 + 3, (session:finish()))
+    end)
+
     it("is stopped by ^C while it waits for input or for a command", function()
       open()
       session:type("io.write('now', 'here\\n') io.read()\r")

@@ -161,6 +161,36 @@ describe("groups of runs", function()
     assert.same({N, topology}, keys)
   end)
 
+  it("are of one recipe each, by its name and its file's SHA-256", function()
+    local function by(recipe, digest, loss)
+      return made({[seed] = loss}, loss, {recipe = recipe, recipe_file = recipe .. ".lua", recipe_sha256 = digest})
+    end
+    local function labels_of(list)
+      local found, labels = groups.groups(list, groups.distinguishing(list, groups.differing(list))), {}
+      for i, group in ipairs(found) do labels[i] = ("%s: %d"):format(group.label, #group.runs) end
+      table.sort(labels)
+      return labels
+    end
+    local a, b = ("a"):rep(64), ("b"):rep(64)
+    assert.same({": 2"}, labels_of {by("train", a, 1), by("train", a, 2)})
+    assert.same({": 2"}, labels_of {by("train", nil, 1), by("train", a, 2)})
+    assert.same({"diloco: 1", "train: 2"}, labels_of {by("train", a, 1), by("diloco", b, 2), by("train", a, 3)})
+    assert.same({"train (file not known): 1", "train (train.lua aaaaaaaa): 1", "train (train.lua bbbbbbbb): 2"},
+      labels_of {by("train", a, 1), by("train", b, 2), by("train", b, 3), by("train", nil, 4)})
+  end)
+
+  it("of different recipes are said not to be averaged, in the report", function()
+    local folder = support.temporary()
+    for i, recipe in ipairs {"train", "diloco"} do
+      make_run(folder .. "/" .. recipe, {settings = {[seed] = i}, result = {loss = i}})
+      files.write(folder .. "/" .. recipe .. "/environment.json", json.encode {recipe = recipe})
+    end
+    local page = markdown.render(report.create {folder}, "charts")
+    assert.is_truthy(page:find("those of different ones are not averaged", 1, true), page)
+    assert.is_truthy(page:find("with train.", 1, true), page)
+    support.remove(folder)
+  end)
+
   it("have means and deviations over seeds, in order of N and topology", function()
     local found = groups.groups(runs, keys)
     local labels = {}

@@ -103,7 +103,8 @@ describe("recipes/resume.lua", function()
   end
 
   describe("continues to the same numbers a run that", function()
-    for _, signal in ipairs {{"SIGTERM", 15}, {"SIGINT", 2}, {"SIGUSR1", 10}} do
+    for _, signal in ipairs {{"SIGTERM", 15}, {"SIGINT", 2}, {"SIGUSR1", 10}, {"SIGUSR2", 12}, {"SIGHUP", 1},
+      {"SIGXCPU", 24}} do
       it("was stopped by " .. signal[1] .. ", which exited with 75 after its step", function()
         local output = new_output()
         local code, _, err = support.run(train(output, "", at_step(5, send(signal[2]))))
@@ -114,6 +115,56 @@ describe("recipes/resume.lua", function()
         assert_finishes(output)
       end)
     end
+
+    it("was stopped as nobody read its output any more", function()
+      local output = new_output()
+      local code, _, err = support.run(train(output, "", at_step(5, [[
+        ffi.cdef "int pipe(int *ends); int close(int file); int dup2(int file, int as);"
+        local ends = ffi.new("int[2]")
+        ffi.C.pipe(ends) ffi.C.close(ends[0]) ffi.C.dup2(ends[1], 1)
+        print("gone") io.stdout:flush()]])))
+      assert.equal(75, code, err)
+      assert.is_truthy(err:find("SIGPIPE: stopped after 6 steps", 1, true), err)
+      assert_finishes(output)
+    end)
+
+    it("was stopped while its first step was recorded, with the state before it", function()
+      local output = new_output()
+      local during = [["local ffi, trainer = require('ffi'), require('pack.trainer')
+        ffi.cdef 'int kill(int, int); int getpid(void);'
+        local create = trainer.create
+        trainer.create = function(...)
+          local one = create(...)
+          local compute = one.compute
+          function one:compute() ]] .. send(15) .. [[ return compute(self) end
+          return one
+        end"]]
+      local code, _, err = support.run(train(output, "--set runtime.compile=true", during))
+      assert.equal(75, code, err)
+      assert.is_truthy(err:find("SIGTERM: stopped after 0 steps", 1, true), err)
+      assert_finishes(output)
+    end)
+
+    it("was stopped during its last evaluation, with a state that no policy had asked for", function()
+      local output = new_output()
+      local during = [["local ffi, trainer = require('ffi'), require('pack.trainer')
+        ffi.cdef 'int kill(int, int); int getpid(void);'
+        local create = trainer.create
+        trainer.create = function(...)
+          local one = create(...)
+          local evaluate = one.evaluate
+          function one:evaluate(options)
+            if options.workers then ]] .. send(1) .. [[ end
+            return evaluate(self, options)
+          end
+          return one
+        end"]]
+      local code, _, err = support.run(train(output, "--set training.save_epoch_training_state=false", during))
+      assert.equal(75, code, err)
+      assert.is_truthy(err:find(("SIGHUP: stopped after %d steps"):format(STEPS), 1, true), err)
+      assert.is_false(files.exists(output .. "/result.json"))
+      assert_finishes(output)
+    end)
 
     it("was stopped in the step that ends an epoch", function()
       local output = new_output()
@@ -261,6 +312,61 @@ describe("recipes/resume.lua", function()
     local code, _, err = resume(folder .. "/run1")
     assert.equal(2, code)
     assert.is_truthy(err:find("the run is finished", 1, true), err)
+  end)
+
+  describe("of a run that another recipe made", function()
+    local own, output
+    setup(function()
+      own, output = folder .. "/mine.lua", new_output()
+      support.write(own, support.read("recipes/train.lua") .. "\n-- and an outer step\n")
+      assert.equal(75, (support.run((train(output, "", at_step(5, send(15))):gsub("recipes/train.lua", own)))))
+    end)
+
+    it("refuses it, naming the recipe, and goes on without when told to", function()
+      local before = files.read(output .. "/environment.json")
+      local code, _, err = resume(output)
+      assert.equal(2, code, err)
+      assert.is_truthy(err:find(("step-00000006.state.safetensors.zst: made by mine.lua (SHA-256 %s...), and what that adds")
+        :format(files.sha256(own):sub(1, 12)), 1, true), err)
+      assert.equal(before, files.read(output .. "/environment.json"))
+      code, _, err = resume(output .. " --allow-recipe --output " .. new_output())
+      assert.equal(0, code, err)
+    end)
+
+    it("refuses a changed train.lua, and takes one that is only in another place", function()
+      files.mkdir(folder .. "/copy")
+      support.write(folder .. "/copy/train.lua", support.read(own))
+      local changed, copied = new_output(), new_output()
+      assert.equal(75, (support.run((train(changed, "", at_step(5, send(15)))
+        :gsub("recipes/train.lua", folder .. "/copy/train.lua")))))
+      local code, _, err = resume(changed)
+      assert.equal(2, code, err)
+      assert.is_truthy(err:find("made by train.lua, which is not the one that packlua has, (SHA-256", 1, true), err)
+      support.write(folder .. "/copy/train.lua", support.read("recipes/train.lua"))
+      assert.equal(75, (support.run((train(copied, "", at_step(5, send(15)))
+        :gsub("recipes/train.lua", folder .. "/copy/train.lua")))))
+      assert_finishes(copied)
+      local state = assert(checkpoint.open(checkpoint.list(copied)[1].path))
+      assert.same({file = "train.lua", sha256 = files.sha256("recipes/train.lua")}, state.info.made_by)
+      state:close()
+    end)
+
+    it("goes on from states that name no recipe's file, as older ones do", function()
+      local state = assert(checkpoint.open(checkpoint.list(output)[1].path))
+      state.info.made_by = nil
+      state:check_recipe()
+      state:close()
+    end)
+  end)
+
+  it("knows the recipes that packlua has, whose SHA-256 are in lua/pack/plain_recipes.lua", function()
+    for name, digests in pairs(require "pack.plain_recipes") do
+      local found = files.sha256("recipes/" .. name)
+      local known = false
+      for _, digits in ipairs(digests) do known = known or digits == found end
+      assert.is_true(known, ("recipes/%s has changed; if it still adds nothing to training that recipes/resume.lua lacks, "
+        .. 'add "%s" to lua/pack/plain_recipes.lua'):format(name, found))
+    end
   end)
 
   it("makes other numbers of workers of a state when allowed to", function()

@@ -2,6 +2,7 @@
 #ifndef PK_CORE_H
 #define PK_CORE_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -66,6 +67,10 @@ const char *pk_shape_text(char text[PK_SHAPE_TEXT], int rank, const int64_t *sha
 int64_t pk_cores_of(const char *groups, const char *root);
 
 /* --- threads (core/threads.c) --- */
+
+/* Starts a thread that takes no signals: all that start one go through here, as the main thread
+ * alone runs handlers (core/handlers.h). Returns 0, or an errno. */
+int pk_thread_start(pthread_t *thread, void *(*run)(void *), void *argument);
 
 typedef struct pk_threads pk_threads;
 typedef void (*pk_piece)(void *argument, int64_t piece, int thread);

@@ -174,12 +174,16 @@ pk_status pk_program_end(pk_program *program, const pk_tensor *const *results, i
   pk_status status = keep_results(program, results, n_results);
   if (status != PK_OK) return status;
   drop_dead(program);
+  /* Passes over a long list take a while: between them a request to stop is met. */
   status = pk_merge_gradients(program->context, list, &plan->merged);
+  if (status == PK_OK) status = pk_interrupt_check();
   if (status == PK_OK) status = pk_fuse_casts(list, &plan->fused);
   if (status == PK_OK) status = pk_recompute_results(list, recompute, &plan->recomputed);
+  if (status == PK_OK) status = pk_interrupt_check();
   if (status == PK_OK) status = pk_fuse_additions(program->context, list, &plan->fused);
   plan->operations = list->count;
   program->commit = find_commit(program);
+  if (status == PK_OK) status = pk_interrupt_check();
   if (status == PK_OK) status = find_written(program);
   return status == PK_OK ? pk_place_buffers(list, plan) : status;
 }

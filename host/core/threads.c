@@ -47,6 +47,18 @@ static inline void pause_briefly(void) {
 #endif
 }
 
+int pk_thread_start(pthread_t *thread, void *(*run)(void *), void *argument) {
+  /* Those that a thread's own fault raises it must take. */
+  static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS};
+  sigset_t blocked, before;
+  sigfillset(&blocked);
+  for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) sigdelset(&blocked, faults[i]);
+  pthread_sigmask(SIG_SETMASK, &blocked, &before); /* which the thread inherits */
+  int failure = pthread_create(thread, NULL, run, argument);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  return failure;
+}
+
 /* Adds pieces that a thread did from start until now. */
 static void note_pieces(pk_busy *note, int64_t start, int64_t pieces) {
   note->end = pk_nanoseconds();
@@ -186,17 +198,12 @@ pk_status pk_threads_create(pk_threads **threads, int count) {
   pthread_cond_init(&pool->wake, NULL);
   pthread_cond_init(&pool->done, NULL);
 
-  /* Workers inherit a mask without signals, so that the main thread alone meets them. */
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   int failure = 0;
   for (int w = 0; w < count - 1 && !failure; w++) {
     workers[w] = (pk_worker){.pool = pool, .number = w + 1};
-    failure = pthread_create(&workers[w].thread, NULL, worker_main, &workers[w]);
+    failure = pk_thread_start(&workers[w].thread, worker_main, &workers[w]);
     if (!failure) pool->started++;
   }
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
   if (failure) {
     int started = pool->started;
     pk_threads_free(pool);

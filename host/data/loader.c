@@ -6,7 +6,6 @@
  * number q is the (q mod ranges)-th of pass q div ranges. Two buffers hold the current range and
  * the next. */
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -113,12 +112,7 @@ static void *read_ahead(void *argument) {
 }
 
 static pk_status start_thread(pk_loader *loader) {
-  /* The thread inherits a mask without signals, so that the main thread alone meets them. */
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  int problem = pthread_create(&loader->thread, NULL, read_ahead, loader);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  int problem = pk_thread_start(&loader->thread, read_ahead, loader);
   if (problem) return pk_fail(PK_NO_MEMORY, "cannot start a thread: %s", strerror(problem));
   loader->started = true;
   return PK_OK;

@@ -6,7 +6,6 @@
  * batch, so neither do those of a split that a limit cuts off. */
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -447,17 +446,12 @@ static pk_status start_threads(pk_prepare *p) {
   if (!p->ring || !p->threads) {
     return pk_fail(PK_NO_MEMORY, "no memory for %lld threads", (long long)workers);
   }
-  /* The main thread alone meets signals. */
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   int reason = 0;
   for (int64_t i = 0; i < workers + 2 && !reason; i++) {
     void *(*start)(void *) = i == 0 ? writer_main : i == 1 ? reader_main : tokenizer_main;
-    reason = pthread_create(&p->threads[i], NULL, start, p);
+    reason = pk_thread_start(&p->threads[i], start, p);
     if (!reason) p->started++;
   }
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
   if (!reason) return PK_OK;
   return pk_fail(PK_IO, "cannot start %lld threads: %s", (long long)workers + 2, strerror(reason));
 }

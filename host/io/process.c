@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "core/handlers.h"
 #include "io/output.h"
 
 extern char **environ;
@@ -71,9 +72,7 @@ static void become_program(const child_plan *plan) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != plan->parent)
     _exit(EXIT_NOT_STARTED); /* the parent died before the line above */
-  sigset_t none;
-  sigemptyset(&none);
-  sigprocmask(SIG_SETMASK, &none, NULL);
+  pk_handlers_leave();
   int output = plan->output;
   if (dup2(plan->input, STDIN_FILENO) >= 0 && (output < 0 || dup2(output, STDOUT_FILENO) >= 0) &&
       (output < 0 || dup2(output, STDERR_FILENO) >= 0)) {
@@ -97,8 +96,12 @@ static pk_status open_output(const char *path, int *output) {
 /* Forks, and waits until the program runs or could not be started. */
 static pk_status launch(child_plan *plan, int listen, pid_t *started) {
   const char *program = plan->options->command[0];
+  sigset_t all, before; /* no handler of this program may run in the child */
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
   pid_t pid = fork();
   if (pid == 0) become_program(plan);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
   if (pid < 0) return pk_fail(PK_IO, "%s: no new process: %s", program, strerror(errno));
   if (plan->options->own_group) setpgid(pid, pid); /* whoever of the two comes first */
   close(plan->report);

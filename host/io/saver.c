@@ -3,7 +3,6 @@
 #include <inttypes.h>
 #include <math.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -287,15 +286,6 @@ static void *saver_main(void *argument) {
   return NULL;
 }
 
-static int start_thread(pk_saver *saver) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before); /* the main thread alone meets signals */
-  int failure = pthread_create(&saver->thread, NULL, saver_main, saver);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
-  return failure;
-}
-
 pk_status pk_saver_create(pk_saver **saver) {
   *saver = NULL;
   pk_saver *created = calloc(1, sizeof *created);
@@ -307,7 +297,7 @@ pk_status pk_saver_create(pk_saver **saver) {
   pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
   pthread_cond_init(&created->done, &attributes);
   pthread_condattr_destroy(&attributes);
-  int failure = start_thread(created);
+  int failure = pk_thread_start(&created->thread, saver_main, created);
   if (failure) {
     free(created);
     return pk_fail(PK_NO_MEMORY, "cannot start the thread that saves: %s", strerror(failure));

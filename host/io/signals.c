@@ -4,15 +4,18 @@
 #include <unistd.h>
 
 #include "core/core.h"
+#include "core/handlers.h"
 
 enum { EXIT_INTERRUPTED = 130 };
 
-static const int numbers[] = {SIGTERM, SIGINT, SIGUSR1};
+/* What ends a program that has no handler and leaves it time: people, batch systems before a limit
+ * is reached (USR1, USR2, XCPU), a terminal or a reader of the output that is gone. */
+static const int numbers[] = {SIGTERM, SIGINT, SIGUSR1, SIGUSR2, SIGHUP, SIGXCPU, SIGPIPE};
 enum { COUNT = sizeof numbers / sizeof *numbers };
 
 /* Signals belong to the process, so their note cannot hang off a context. */
-static volatile sig_atomic_t pending, interrupts;
-static struct sigaction before[COUNT];
+static volatile sig_atomic_t pending, interrupts, asks;
+static pk_handler_before before[COUNT];
 static bool held, stays;
 
 static void note_signal(int number) {
@@ -22,6 +25,7 @@ static void note_signal(int number) {
     return;
   }
   if (!pending) pending = number;
+  if (asks) pk_interrupt_request();
   if (number != SIGINT) return;
   static const char text[] = "\npacklua: stopping after this step; ^C again stops at once\n";
   ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
@@ -33,11 +37,9 @@ void pk_signals_stay(void) {
 }
 
 void pk_signals_hold(void) {
-  pending = interrupts = 0;
+  pending = interrupts = asks = 0;
   if (held) return;
-  struct sigaction action = {.sa_handler = note_signal, .sa_flags = SA_RESTART};
-  sigemptyset(&action.sa_mask);
-  for (int i = 0; i < COUNT; i++) sigaction(numbers[i], &action, &before[i]);
+  for (int i = 0; i < COUNT; i++) pk_handler_set(numbers[i], note_signal, SA_RESTART, &before[i]);
   held = true;
 }
 
@@ -45,7 +47,18 @@ int pk_signals_pending(void) {
   return pending;
 }
 
+void pk_signals_ask(int wanted) {
+  asks = wanted;
+  if (!pending) return;
+  if (wanted) {
+    pk_interrupt_request();
+  } else {
+    pk_interrupt_forget();
+  }
+}
+
 void pk_signals_release(void) {
-  for (int i = 0; held && i < COUNT; i++) sigaction(numbers[i], &before[i], NULL);
+  for (int i = 0; held && i < COUNT; i++) pk_handler_restore(&before[i]);
   held = false;
+  asks = 0;
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <csignal>
 #include <cstdlib>
 #include <mutex>
 #include <thread>
@@ -57,7 +58,11 @@ void start(Pool &p) {
   int cores = static_cast<int>(std::thread::hardware_concurrency());
   int wanted = text && *text ? atoi(text) : std::min(cores, 4);
   p.helpers = std::max(0, std::min(wanted, 64) - 1);
+  sigset_t all, before; // which the helpers inherit: the program's main thread alone takes signals
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
   for (int i = 0; i < p.helpers; i++) std::thread(help).detach();
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 } // namespace

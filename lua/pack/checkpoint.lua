@@ -12,6 +12,7 @@ local files = require "pack.files"
 local json = require "pack.json"
 local native = require "pack.native"
 local ops = require "pack.ops"
+local plain_recipes = require "pack.plain_recipes"
 local safetensors = require "pack.safetensors"
 local schedule = require "pack.schedule"
 local schema = require "pack.schema"
@@ -50,15 +51,15 @@ function checkpoint.config_text(resolved)
   return config.encode(copy)
 end
 
---- The metadata of a trainer's state, a table of strings. about: recipe, data (its identity), best (an
--- evaluation), metrics_lines (lines of metrics.jsonl so far).
+--- The metadata of a trainer's state, a table of strings. about: recipe, made_by (see run.made_by), data
+-- (its identity), best (an evaluation), metrics_lines (lines of metrics.jsonl so far).
 function checkpoint.metadata(trainer, about)
   local context, t = trainer.context, trainer.step_number
   local state = {
     format = FORMAT, step = t, tokens = t * trainer.config.training.batch_tokens,
     epoch = t > 0 and trainer.schedule:epoch_of_step(t - 1) or 0, mixings = trainer.mixings,
     cursor = trainer:cursor(), num_models = trainer.num_models,
-    total_steps = trainer.total_steps, recipe = about.recipe, data = about.data,
+    total_steps = trainer.total_steps, recipe = about.recipe, made_by = about.made_by, data = about.data,
     best = about.best or json.null, metrics_lines = about.metrics_lines or 0,
     device = context:device(), instruction_set = context:isa(), threads = context:threads(),
     build = ffi.string(native.C.pk_build_info()),
@@ -228,6 +229,20 @@ function State:check(wanted, options)
     failure.usage("%s: the run was trained on other data: on %s; now there is %s", self.path,
       tostring(self.info.data), options.data)
   end
+end
+
+--- Refuses a state of a recipe that may have added something to training which recipes/resume.lua does not know: one
+-- whose file is not among pack.plain_recipes. States that do not name a file are taken as they are.
+function State:check_recipe()
+  local made_by = self.info.made_by
+  if not made_by then return end
+  for _, digits in ipairs(plain_recipes[made_by.file] or {}) do
+    if digits == made_by.sha256 then return end
+  end
+  local shipped = plain_recipes[made_by.file] and ", which is not the one that packlua has," or ""
+  failure.usage("%s: made by %s%s (SHA-256 %s...), and what that adds to training would be missing here; resume with a "
+    .. "recipe that adds the same (pack.run.resume), or go on without it with --allow-recipe", self.path, made_by.file,
+    shipped, made_by.sha256:sub(1, 12))
 end
 
 --- What may make a resumed run differ in its last bits, a list of texts.

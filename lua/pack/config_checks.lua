@@ -40,6 +40,11 @@ local function check_horizon(training, parameters)
       .. "training.epoch_tokens_per_parameters %.14g", training.tokens_per_parameters,
       training.epoch_tokens_per_parameters)
   end
+  local epoch = training.epoch_tokens_per_parameters * parameters
+  if not training.epoch_tokens and epoch < 1 then
+    failure.usage("training.epoch_tokens_per_parameters %.14g * %d parameters is %.14g tokens; an epoch has one at least",
+      training.epoch_tokens_per_parameters, parameters, epoch)
+  end
   if training.max_tokens and training.max_tokens < training.batch_tokens then
     failure.usage("training.max_tokens %d is less than one batch, training.batch_tokens %d",
       training.max_tokens, training.batch_tokens)

@@ -95,6 +95,13 @@ function files.lines(path, most)
   return tonumber(found[0]), tonumber(bytes[0])
 end
 
+--- The SHA-256 of a file's bytes in hexadecimal digits; nil and the message if it cannot be read.
+function files.sha256(path)
+  local paths, digits, bytes = ffi.new("const char *[1]", {checked(path)}), ffi.new("char[65]"), ffi.new("int64_t[1]")
+  if C.pk_files_sha256(paths, 1, 0, digits, bytes) ~= C.PK_OK then return nil, native.message() end
+  return ffi.string(digits, 64)
+end
+
 --- Cuts a file to its first bytes; a link is not followed.
 function files.cut(path, bytes)
   check(C.pk_file_cut(checked(path), bytes))

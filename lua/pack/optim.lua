@@ -9,6 +9,7 @@
 local dispatch = require "pack.dispatch"
 local failure = require "pack.failure"
 local ffi = require "ffi"
+local interrupt = require "pack.interrupt"
 local native = require "pack.native"
 local ops = require "pack.ops"
 local phase = require "pack.phase"
@@ -138,13 +139,7 @@ function Optimizer:updated()
   for i, arena in ipairs(self.arenas) do self.writes[i] = tonumber(native.C.pk_tensor_writes(arena)) end
 end
 
---- The update's operations: from the gradients of the loss sums in self.gradients, of losses and counts (loss sums
--- and valid targets per worker, tensors [N]), under what prepare wrote. Returns the gradient norms [N] f64 before
--- clipping. Nothing here looks at values, so that a program can record it. In traces the phases are "clip", which
--- takes the norms too, "mix" and "optimizer"; fused, clipping and mixing are part of the last.
-function Optimizer:update(losses, counts)
-  local scale, norm = during(self, "clip", function() return measure(self, counts) end)
-  local held = native.C.pk_interrupt_hold(native.C.PK_HOLD_ALL) -- from here on all of it happens
+local function apply(self, losses, scale, norm)
   during(self, "clip", function()
     ops.check_finite(losses, norm, self.scalars, self.guard, {largest = largest_norm[self.model.dtype]})
   end)
@@ -154,7 +149,15 @@ function Optimizer:update(losses, counts)
     apply_separately(self, scale, norm)
   end
   if not dispatch.recording then self:updated() end
-  native.C.pk_interrupt_hold(held)
+end
+
+--- The update's operations: from the gradients of the loss sums in self.gradients, of losses and counts (loss sums
+-- and valid targets per worker, tensors [N]), under what prepare wrote. Returns the gradient norms [N] f64 before
+-- clipping. Nothing here looks at values, so that a program can record it. In traces the phases are "clip", which
+-- takes the norms too, "mix" and "optimizer"; fused, clipping and mixing are part of the last.
+function Optimizer:update(losses, counts)
+  local scale, norm = during(self, "clip", function() return measure(self, counts) end)
+  interrupt.hold(native.C.PK_HOLD_ALL, apply, self, losses, scale, norm) -- from here on all of it happens
   return norm
 end
 

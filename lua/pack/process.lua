@@ -14,7 +14,8 @@ Process.__index = Process
 local PATH_SIZE = 4096
 
 --- Numbers of signals by name.
-process.signals = {HUP = 1, INT = 2, QUIT = 3, ABRT = 6, KILL = 9, USR1 = 10, SEGV = 11, TERM = 15, CONT = 18, STOP = 19}
+process.signals = {HUP = 1, INT = 2, QUIT = 3, ABRT = 6, KILL = 9, USR1 = 10, SEGV = 11, USR2 = 12, PIPE = 13, TERM = 15,
+  CONT = 18, STOP = 19, XCPU = 24, XFSZ = 25}
 
 local names = {}
 for name, number in pairs(process.signals) do names[number] = "SIG" .. name end

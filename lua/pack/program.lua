@@ -69,7 +69,9 @@ local function finish(self, count, level)
   refuse_tracked(self.used)
   local pointers = ffi.new("const pk_tensor *[?]", count + 1)
   for i, result in ipairs(self.results) do pointers[i - 1] = result end
-  check_ok(C.pk_program_end(self.handle, pointers, count, level))
+  local status = C.pk_program_end(self.handle, pointers, count, level)
+  if status == C.PK_INTERRUPTED then failure.interrupted() end
+  check_ok(status)
 end
 
 local levels = {none = C.PK_RECOMPUTE_NONE, cheap = C.PK_RECOMPUTE_CHEAP, auto = C.PK_RECOMPUTE_AUTO,

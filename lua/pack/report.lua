@@ -83,6 +83,9 @@ end
 
 local function summary_section(writer, found)
   writer:add("text", {text = ("%d runs: %s."):format(#found.runs + #found.failed, counts_text(found))})
+  if found.keys[1] == groups.recipe then
+    writer:note("The runs are of several recipes, or of versions of one; those of different ones are not averaged.")
+  end
   local best = groups.best(found.groups)
   if not best or #found.groups < 2 then return end
   local loss = best.statistics.loss

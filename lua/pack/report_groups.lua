@@ -8,6 +8,10 @@ local report_groups = {}
 
 local N, TOPOLOGY = "decentralized.num_models", "decentralized.topology"
 
+--- The key under which the recipe of a run counts as a setting.
+report_groups.recipe = "recipe"
+local RECIPE = report_groups.recipe
+
 -- Runs that differ in these alone are repetitions of one another.
 local seeds = {["runtime.seed"] = true, ["data.shuffle_seed"] = true}
 
@@ -25,6 +29,7 @@ end
 
 --- The setting `key` ("optimizer.lr") of a run as text.
 function report_groups.setting(run, key)
+  if key == RECIPE then return run.recipe_label or run.recipe or "not known" end
   local section, name = key:match("^(%w+)%.(.+)$")
   local values = run.config[section]
   return show(type(values) == "table" and values[name])
@@ -32,20 +37,46 @@ end
 
 -- Settings ---------------------------------------------------------------------------------------
 
---- The keys whose values differ between runs, those of `schema` in its order but N and topology first. The folder
--- of the run is none of them.
+-- Recipes ----------------------------------------------------------------------------------------
+
+-- Gives every run recipe_label: the recipe's name, with its file and the beginning of the file's SHA-256 where runs of
+-- one name come from several files. Older runs, which name no file, belong to the only one.
+local function label_recipes(runs)
+  local digests, count = {}, {}
+  for _, run in ipairs(runs) do
+    local name, digest = run.recipe or "not known", run.recipe_sha256
+    digests[name] = digests[name] or {}
+    if digest and not digests[name][digest] then
+      digests[name][digest] = true
+      count[name] = (count[name] or 0) + 1
+    end
+  end
+  for _, run in ipairs(runs) do
+    local name = run.recipe or "not known"
+    run.recipe_label = name
+    if (count[name] or 0) > 1 then
+      run.recipe_label = run.recipe_sha256
+        and ("%s (%s %s)"):format(name, run.recipe_file or name, run.recipe_sha256:sub(1, 8)) or name .. " (file not known)"
+    end
+  end
+end
+
+local function differ(runs, key)
+  for _, run in ipairs(runs) do
+    if report_groups.setting(run, key) ~= report_groups.setting(runs[1], key) then return true end
+  end
+  return false
+end
+
+--- The keys whose values differ between runs, those of `schema` in its order but the recipe, N and topology first. The
+-- folder of the run is none of them.
 function report_groups.differing(runs)
-  local keys, first = {}, {}
+  label_recipes(runs)
+  local keys, first = {}, {differ(runs, RECIPE) and RECIPE or nil}
   for _, row in ipairs(schema.rows) do
-    local seen
-    for _, run in ipairs(runs) do
-      local text = report_groups.setting(run, row.key)
-      seen = seen or text
-      if text ~= seen and row.key ~= "runtime.output_dir" then
-        local list = (row.key == N or row.key == TOPOLOGY) and first or keys
-        list[#list + 1] = row.key
-        break
-      end
+    if row.key ~= "runtime.output_dir" and differ(runs, row.key) then
+      local list = (row.key == N or row.key == TOPOLOGY) and first or keys
+      list[#list + 1] = row.key
     end
   end
   for _, key in ipairs(keys) do first[#first + 1] = key end
@@ -83,14 +114,15 @@ end
 function report_groups.distinguishing(runs, keys)
   local kept = {}
   for _, key in ipairs(keys) do
-    if not seeds[key] and schema.find(key).resume == "same" and not follows(runs, key, kept) then
+    local counts = key == RECIPE or schema.find(key).resume == "same"
+    if not seeds[key] and counts and not follows(runs, key, kept) then
       kept[#kept + 1] = key
     end
   end
   return kept
 end
 
-local short_names = {[N] = "N", [TOPOLOGY] = "", ["decentralized.scheme"] = ""}
+local short_names = {[RECIPE] = "", [N] = "N", [TOPOLOGY] = "", ["decentralized.scheme"] = ""}
 
 --- "N=4 ring lr=0.01": a run by the given keys.
 function report_groups.label(run, keys)

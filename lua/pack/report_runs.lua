@@ -24,6 +24,10 @@ local function number(x)
   return type(x) == "number" and x or 0 / 0
 end
 
+local function text(x)
+  return type(x) == "string" and x or nil
+end
+
 -- Metrics ----------------------------------------------------------------------------------------
 
 local step_columns = {"step", "tokens", "loss", "lr", "gamma", "tokens_per_second", "memory_bytes"}
@@ -112,10 +116,11 @@ local function lists(names)
   return columns
 end
 
---- Reads a run's folder: {folder, name, config, environment, result, status, reason, remarks, steps, evaluations,
--- consensus}. steps is lists by name of a column (step, tokens, loss, lr, gamma, tokens_per_second, memory_bytes) with
--- an entry per step, NaN for what is not a finite number; evaluations (step, tokens, loss, consensus_distance) and
--- consensus (tokens, distance) are too. Usage error: no configuration can be read there.
+--- Reads a run's folder: {folder, name, config, environment, result, recipe (its name), recipe_file and recipe_sha256
+-- (nil in older runs), status, reason, remarks, steps, evaluations, consensus}. steps is lists by name of a column (step,
+-- tokens, loss, lr, gamma, tokens_per_second, memory_bytes) with an entry per step, NaN for what is not a finite number;
+-- evaluations (step, tokens, loss, consensus_distance) and consensus (tokens, distance) are too. Usage error: no
+-- configuration can be read there.
 function report_runs.read(folder)
   folder = folder:gsub("(.)/+$", "%1")
   local self = {folder = folder, name = files.basename(folder), remarks = {}, steps = lists(step_columns),
@@ -124,6 +129,9 @@ function report_runs.read(folder)
   if not self.config then failure.usage("%s: %s", folder, self.remarks[1] or "there is no resolved.json") end
   self.environment = read_json(self, "environment.json") or {}
   self.result = read_json(self, "result.json")
+  self.recipe = text(self.environment.recipe) or text((self.result or {}).recipe)
+  local made_by = type(self.environment.made_by) == "table" and self.environment.made_by or {}
+  self.recipe_file, self.recipe_sha256 = text(made_by.file), text(made_by.sha256)
   read_metrics(self)
   self.status, self.reason = status_of(self)
   return self

@@ -120,8 +120,16 @@ local function command_line(arguments)
   return words
 end
 
+--- The file of the recipe that runs, {file (its name), sha256}, or nil if it is none, as at the prompt. arguments: default
+-- the global arg.
+function run.made_by(arguments)
+  local path = (arguments or arg or {})[0]
+  local digits = path and files.kind(path) == "file" and files.sha256(path)
+  return digits and {file = files.basename(path), sha256 = digits} or nil
+end
+
 --- What a process runs on: versions, device, host, cluster job, command. options: context, arguments (default the
--- global arg).
+-- global arg), recipe (its name).
 function run.environment(options)
   local libraries = versions()
   local context = options.context
@@ -130,6 +138,7 @@ function run.environment(options)
   local host = files.read("/proc/sys/kernel/hostname", 4096)
   return {
     packlua = require("pack.version"), revision = revision or json.null, versions = libraries,
+    recipe = options.recipe, made_by = run.made_by(options.arguments),
     started = utc(), host = host and host:match("%S+") or json.null,
     command = command_line(options.arguments or arg or {}), slurm = slurm(),
     device = context and context:device() or json.null,
@@ -189,7 +198,9 @@ end
 local function start(folder, held, options)
   if options.config then write_config(folder, options.config) end
   write_json(folder, "environment.json", run.environment(options))
-  return open(folder, held, options, 0, 0)
+  local self = open(folder, held, options, 0, 0)
+  self.made_by = run.made_by(options.arguments)
+  return self
 end
 
 --- Starts a run. options: recipe (its name), output (the folder; default runs/RECIPE-UTCTIME), config (a
@@ -291,6 +302,13 @@ local function note_environment(folder, options)
   return remark
 end
 
+-- The environment.json of a branch: the recipe is the one that made the state.
+local function write_environment(folder, state, options)
+  local environment = run.environment(options)
+  environment.made_by = state.info.made_by
+  write_json(folder, "environment.json", environment)
+end
+
 -- The lines of metrics.jsonl that were there when the state was taken, at most `wanted`: how many are still there,
 -- and their bytes. Usage error: the file is there and cannot be read.
 local function measure_metrics(path, wanted)
@@ -323,7 +341,7 @@ function run.resume(options)
   if branch then
     held = claim_given(folder)[1]
     if files.exists(source) then files.copy(source, bytes, files.join(folder, "metrics.jsonl")) end
-    write_json(folder, "environment.json", run.environment(options))
+    write_environment(folder, state, options)
   else
     held = claim_again(folder)
     refuse_past(state, options.skipped)
@@ -333,6 +351,7 @@ function run.resume(options)
   end
   write_config(folder, options.config)
   local self = open(folder, held, options, found, state.info.step)
+  self.made_by = state.info.made_by
   set_best(self, state.info.best)
   self:log("resumed: %s, after %d steps", state.path, state.info.step)
   if remark then self:log("%s", remark) end

@@ -7,6 +7,7 @@ local failure = require "pack.failure"
 local ffi = require "ffi"
 local files = require "pack.files"
 local native = require "pack.native"
+local process = require "pack.process"
 
 local C = native.C
 local saver = {}
@@ -16,7 +17,6 @@ Saver.__index = Saver
 
 local EXIT_RESUMABLE = 75
 local FOREVER = 1e9 -- seconds
-local signal_names = {[2] = "SIGINT", [10] = "SIGUSR1", [15] = "SIGTERM"}
 
 local shape_buffer = ffi.new("int64_t[8]")
 
@@ -136,7 +136,7 @@ local function save_state(self, name, done)
   self.saved_at, self.saved_step = C.pk_clock(), self.trainer.step_number
   local run, trainer = self.run, self.trainer
   submit(self, run:path(name), self.level, checkpoint.metadata(trainer, {recipe = run.recipe,
-    data = self.data, best = run.best, metrics_lines = run.lines}), checkpoint.tensors(trainer), done)
+    made_by = run.made_by, data = self.data, best = run.best, metrics_lines = run.lines}), checkpoint.tensors(trainer), done)
 end
 
 -- The weights of one model under the names and shapes without the worker.
@@ -214,13 +214,13 @@ function Saver:save_step()
   save_state(self, checkpoint.step_name(self.trainer.step_number), function() prune(self) end)
 end
 
--- Ends the program after a signal, with a state of this step.
-local function stop(self, number)
+--- Ends the program after the signal of this number, with a state of this step, unless one is there.
+function Saver:stop(number)
   self:save_step()
   self:finish()
   local folder, step = self.run.folder, self.trainer.step_number
   local message = ("%s: stopped after %d steps, and the state is saved; packlua recipes/resume.lua %s continues")
-    :format(signal_names[number] or "signal " .. number, step, folder)
+    :format(process.signal_name(number), step, folder)
   self.run:note("%s", message)
   self.run:close()
   failure.raise(EXIT_RESUMABLE, message)
@@ -238,7 +238,7 @@ function Saver:after_step()
   end
   if step_state_due(self, training) then self:save_step() end
   local number = C.pk_signals_pending()
-  if number ~= 0 then stop(self, number) end
+  if number ~= 0 then self:stop(number) end
 end
 
 --- Waits for what is not written, and ends; twice is harmless.

@@ -5,6 +5,8 @@ local topology = require "pack.topology"
 
 local schedule = {}
 
+local MOST_STEPS_LOOKED_AT = 1e6
+
 local Schedule = {}
 Schedule.__index = Schedule
 
@@ -58,6 +60,10 @@ local function set_horizon(self)
   if self.budget < 1 then
     refuse("tokens_per_parameters %.14g * %d parameters is less than half a batch of %d tokens",
       training.tokens_per_parameters, self.parameters, self.batch_tokens)
+  end
+  if not training.epoch_tokens and training.epoch_tokens_per_parameters * self.parameters < 1 then
+    refuse("epoch_tokens_per_parameters %.14g * %d parameters is less than a token",
+      training.epoch_tokens_per_parameters, self.parameters)
   end
   if training.max_tokens then
     local most = math.floor(training.max_tokens / self.batch_tokens)
@@ -172,10 +178,13 @@ function Schedule:first_adaptive_step()
   return first < self.total_steps and first or nil
 end
 
--- The largest learning rate of the steps from first to the end of the run.
+-- The largest learning rate of the steps from first to the end of the run. It rises up to the end of the warm-up and
+-- never after, so that no step before that, nor one long after it, can have the largest.
 local function largest_lr(self, first)
-  local largest = 0
-  for t = first, self.total_steps - 1 do largest = math.max(largest, self:lr(t)) end
+  local largest, last = 0, self.total_steps - 1
+  local warm = math.floor(self.optimizer.warmup_fraction * self.total_steps) - 2
+  first = math.max(first, math.min(warm, last))
+  for t = first, math.min(last, first + MOST_STEPS_LOOKED_AT) do largest = math.max(largest, self:lr(t)) end
   return largest
 end
 

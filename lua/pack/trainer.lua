@@ -3,6 +3,7 @@
 local configs = require "pack.config"
 local data = require "pack.data"
 local ffi = require "ffi"
+local interrupt = require "pack.interrupt"
 local llama = require "pack.llama"
 local loader = require "pack.loader"
 local native = require "pack.native"
@@ -192,25 +193,31 @@ function Trainer:set_cursor(taken)
   self.batches:set_cursor(taken)
 end
 
+-- What belongs together of a step.
+local function take_step(self, lr, gamma)
+  local t = self.step_number
+  local mixes = self.schedule:mixes(t)
+  native.C.pk_range_step(self.context.handle, t)
+  self:next_batch()
+  self.optimizer:prepare {t = t + 1, lr = lr, mixes = mixes,
+    mixing = self:mixing_matrix(gamma, mixes)}
+  local losses, counts, norms = self:run_step()
+  self.host_results = tensor.read_all({losses, counts, norms, self.optimizer.guard}, self.host_results)
+  self.optimizer:check(self.host_results[4])
+  self.step_number, self.unfinished = t + 1, nil
+  if mixes then self.mixings = self.mixings + 1 end
+end
+
 --- Takes one optimizer step and returns its record, a row of metrics.jsonl:
 -- step, tokens, epoch, loss, loss_worker, grad_norm_worker, lr, gamma, topology_phase, step_seconds,
 -- tokens_per_second, memory_bytes. Raises when a loss or norm is not finite. A step that ^C interrupts, or that
 -- fails, has not happened: weights, moments, counters and position are as before, and the next one takes its batch.
 function Trainer:step()
-  local began, held = native.C.pk_clock(), native.C.pk_interrupt_hold(native.C.PK_HOLD_CODE)
+  local began = native.C.pk_clock()
   local n, t, phase = self.num_models, self.step_number, self.mixings
-  native.C.pk_range_step(self.context.handle, t)
-  self:next_batch()
-  local lr, gamma, mixes = self.schedule:lr(t), self.schedule:gamma(t), self.schedule:mixes(t)
-  self.optimizer:prepare {t = t + 1, lr = lr, mixes = mixes,
-    mixing = self:mixing_matrix(gamma, mixes)}
-  local losses, counts, norms = self:run_step()
-  self.host_results = tensor.read_all({losses, counts, norms, self.optimizer.guard}, self.host_results)
-  local sums, host_counts, host_norms, guard = unpack(self.host_results)
-  self.optimizer:check(guard)
-  self.step_number, self.unfinished = t + 1, nil
-  if mixes then self.mixings = phase + 1 end
-  native.C.pk_interrupt_hold(held)
+  local lr, gamma = self.schedule:lr(t), self.schedule:gamma(t)
+  interrupt.hold(native.C.PK_HOLD_CODE, take_step, self, lr, gamma)
+  local sums, host_counts, host_norms = unpack(self.host_results)
   local seconds = native.C.pk_clock() - began
   local batch_tokens = self.config.training.batch_tokens
   local record = {

@@ -37,6 +37,7 @@ local C = ffi.C
 local READ_WRITE, NO_TERMINAL, CLOSE_IN_CHILDREN = 2, 0x100, 0x80000
 local SET_SIZE, NEW_SESSION, READABLE, KILL = 0x5414, 0x80, 1, 9
 local PATIENCE = 60000 -- milliseconds without any output after which it is not to be expected any more
+local PRESSES_APART = 200 -- milliseconds
 
 local terminal = {}
 local Terminal = {}
@@ -138,6 +139,22 @@ function Terminal:wait(text)
       error(("the program ended without showing %q; it showed:\n%s"):format(text, self.all), 0)
     end
   end
+end
+
+--- Presses ^C, again and again at some distance, as one that comes while another is on its way is none, until the
+-- terminal shows text; returns what it showed until then.
+function Terminal:interrupt_until(text)
+  local file = ffi.new("struct terminal_poll", self.fd, READABLE, 0)
+  for _ = 1, PATIENCE / PRESSES_APART do
+    self:type("\3")
+    local last
+    repeat
+      last = select(2, self.seen:find(text, 1, true))
+    until last or C.poll(file, 1, PRESSES_APART) < 1 or not read_more(self, text)
+    if last then return self:wait(text) end
+  end
+  self:close()
+  error(("the terminal did not show %q after ^C; it showed:\n%s"):format(text, self.all), 0)
 end
 
 --- Types a line at the prompt, waits for the next prompt, and returns what was shown in between.
