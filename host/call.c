@@ -164,7 +164,9 @@ int pk_call_report(lua_State *state) {
     fflush(stdout);
     /* The terminal has shown ^C in the middle of a line. */
     if (code == PK_EXIT_INTERRUPTED && *library && isatty(STDERR_FILENO)) fputc('\n', stderr);
-    fprintf(stderr, "packlua: %.*s\n", (int)length, message);
+    fputs("packlua: ", stderr);
+    pk_show_text(stderr, message, length);
+    fputc('\n', stderr);
   }
   lua_pop(state, 1);
   return code;

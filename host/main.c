@@ -58,8 +58,10 @@ typedef struct invocation {
 } invocation;
 
 static int usage_error(const char *format, const char *value) {
+  char message[2 * PATH_MAX];
+  snprintf(message, sizeof message, format, value);
   fputs("packlua: ", stderr);
-  fprintf(stderr, format, value);
+  pk_show_text(stderr, message, strlen(message));
   fputs("\nTry 'packlua --help'.\n", stderr);
   return PK_EXIT_USAGE;
 }
@@ -250,8 +252,9 @@ static int find_script(const char *name, const char *home, char path[PATH_MAX]) 
   }
   if (S_ISDIR(status.st_mode)) return usage_error("'%s' is a folder, not a script", name);
   if (access(path, R_OK) != 0) {
-    fprintf(stderr, "packlua: cannot read script '%s': %s\n", name, strerror(errno));
-    return PK_EXIT_USAGE;
+    char problem[2 * PATH_MAX];
+    snprintf(problem, sizeof problem, "cannot read script '%s': %s", name, strerror(errno));
+    return usage_error("%s", problem);
   }
   return 0;
 }

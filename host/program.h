@@ -5,9 +5,16 @@
 #include <lauxlib.h>
 #include <limits.h>
 #include <lua.h>
+#include <stdio.h>
 
 /* What the program exits with. */
 enum { PK_EXIT_FAILED = 1, PK_EXIT_USAGE = 2, PK_EXIT_INTERRUPTED = 130 };
+
+/* --- show.c --- */
+
+/* Writes text with "?" for control characters, but for tabs and ends of lines: in names of files
+ * and in text from outside they could set a terminal's modes. */
+void pk_show_text(FILE *file, const char *text, size_t length);
 
 /* --- home.c --- */
 

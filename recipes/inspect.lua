@@ -20,7 +20,7 @@ local options = pack.options.parse {
 }
 
 local function write(format, ...)
-  print(format:format(...))
+  print(pack.utf8.printable(format:format(...)))
 end
 
 local failed = false
@@ -34,7 +34,7 @@ for _, path in ipairs(options.positional) do
   if not good then problems = {(tostring(problems):gsub("^[^ ]*%.lua:%d+: ", ""))} end
   for _, problem in ipairs(problems) do
     failed = true
-    io.stderr:write(problem, "\n")
+    io.stderr:write(pack.utf8.printable(problem), "\n")
   end
 end
 if failed then pack.failure.raise(1, "") end

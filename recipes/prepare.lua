@@ -66,7 +66,7 @@ function job.progress(row)
   last = row.seconds
   bar:update(math.ceil(row.done_bytes / unit[2]), "%s: %s tokens  %s tok/s", row.split, count(row.tokens), count(row.tokens_per_second))
 end
-function job.note(message) print("skipped: " .. message) end
+function job.note(message) print("skipped: " .. pack.utf8.printable(message)) end
 
 local result = pack.prepare.run(job)
 if bar then bar:finish() end
@@ -78,11 +78,11 @@ for _, name in ipairs {"train", "validation"} do
   print(("  skipped %d bad and %d empty documents; %d lone surrogates replaced; %d unknown pieces")
     :format(row.skipped, row.empty, row.replaced, row.unknown))
   local note = pack.prepare.unknown_note(name, row)
-  if note then print("note: " .. note) end
+  if note then print("note: " .. pack.utf8.printable(note)) end
 end
 if result.train.skipped + result.validation.skipped > 0 then
   print(("%s/skipped.txt names the bad documents that were skipped"):format(output))
 end
-for _, remark in ipairs(pack.files.remarks()) do print("note: " .. remark) end
+for _, remark in ipairs(pack.files.remarks()) do print("note: " .. pack.utf8.printable(remark)) end
 print(("%s: done in %s, %s tok/s, %.2f MB/s"):format(output, progress.duration(result.seconds), count(result.tokens_per_second),
   (result.train.text_bytes + result.validation.text_bytes) / 1e6 / result.seconds))

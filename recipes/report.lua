@@ -15,7 +15,7 @@ local options = pack.options.parse {
 }
 
 local document = pack.report.create(options.positional)
-if document.reason then print("without charts: " .. document.reason) end
+if document.reason then print("without charts: " .. pack.utf8.printable(document.reason)) end
 local html, markdown = pack.report.write(document, options.output or options.positional[1])
-print("report: " .. html)
-print("report: " .. markdown)
+print("report: " .. pack.utf8.printable(html))
+print("report: " .. pack.utf8.printable(markdown))

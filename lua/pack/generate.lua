@@ -87,10 +87,7 @@ function generate.text(model, tokenizer, prompt, options)
   return tokenizer:decode(ids):sub(#before + 1)
 end
 
---- A text with control characters, but for tabs and ends of lines, as "?", and U+FFFD for bytes that are not UTF-8:
--- made-up bytes could set a terminal's modes.
-function generate.printable(text)
-  return (utf8.clean(text):gsub("[%z\1-\8\11-\31\127]", "?"):gsub("\194[\128-\159]", "?"))
-end
+--- The text as it may be shown on a terminal; see pack.utf8.
+generate.printable = utf8.printable
 
 return generate

@@ -4,6 +4,7 @@ local ffi = require "ffi"
 local json = require "pack.json"
 local loader = require "pack.loader"
 local safetensors = require "pack.safetensors"
+local utf8 = require "pack.utf8"
 
 local inspect = {}
 
@@ -89,7 +90,7 @@ end
 
 -- Text on one line.
 local function printable(text)
-  return (text:gsub("\n", "\\n"):gsub("[%z\1-\31\127]", "?"))
+  return (utf8.printable(text):gsub("\n", "\\n"):gsub("\t", "?"))
 end
 
 local function show_values(write, object)

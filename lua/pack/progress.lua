@@ -1,5 +1,6 @@
 --- Progress of a long loop: one redrawn line on a terminal, a plain line now and then elsewhere.
 local native = require "pack.native"
+local utf8 = require "pack.utf8"
 
 local progress = {}
 
@@ -146,6 +147,7 @@ end
 
 --- Prints a line; above the bar on a terminal. Lines of a run's log come this way by themselves.
 function Bar:print_line(line)
+  line = utf8.printable(line)
   if not self.terminal then
     if self.log then return self.log:log("%s", line) end
     self.stream:write(line, "\n")

@@ -12,6 +12,7 @@ local ffi = require "ffi"
 local files = require "pack.files"
 local json = require "pack.json"
 local native = require "pack.native"
+local utf8 = require "pack.utf8"
 
 caller.register()
 
@@ -367,7 +368,7 @@ end
 --- Writes a line (printf style) into run.log alone.
 function Run:note(text, ...)
   refuse_closed(self)
-  local line = select("#", ...) > 0 and text:format(...) or text
+  local line = utf8.printable(select("#", ...) > 0 and text:format(...) or text)
   append(self.log_file, utc() .. " " .. line:gsub("\n", "\n  "))
 end
 
@@ -375,7 +376,7 @@ end
 function Run:log(text, ...)
   local line = select("#", ...) > 0 and text:format(...) or text
   self:note("%s", line)
-  self.print_line(line)
+  self.print_line(utf8.printable(line))
   io.stdout:flush()
 end
 

@@ -29,4 +29,11 @@ function utf8.clean(text)
   return table.concat(pieces)
 end
 
+--- A text with control characters, but for tabs and ends of lines, as "?", and U+FFFD for bytes that are not UTF-8:
+-- names of files and made-up bytes could set a terminal's modes.
+function utf8.printable(text)
+  if not text:find("[%z\1-\8\11-\31\127-\255]") then return text end
+  return (utf8.clean(text):gsub("[%z\1-\8\11-\31\127]", "?"):gsub("\194[\128-\159]", "?"))
+end
+
 return utf8
