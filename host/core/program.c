@@ -115,6 +115,7 @@ static void drop_dead(pk_program *program) {
   }
   program->plan.dropped = first;
   list->count -= first;
+  if (list->count == 0) return;
   memmove(list->entries, list->entries + first, (size_t)list->count * sizeof *list->entries);
 }
 
