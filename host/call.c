@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "core/handlers.h"
+#include "base/handlers.h"
 #include "pack.h"
 
 /* A signal handler can reach the running state, and say what came, only through globals. */
@@ -86,7 +86,7 @@ static int asks_for_exit(lua_State *state, int index, int *code) {
   return asks;
 }
 
-/* Pushes the text with the traceback of an error that lua/pack/finally.lua has passed on, kept from
+/* Pushes the text with the traceback of an error that lua/pack/core/finally.lua has passed on, kept from
  * where it was raised. Returns 0, nothing pushed, if it is not such an error. */
 static int push_kept_traceback(lua_State *state) {
   lua_Debug record;

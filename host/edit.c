@@ -36,7 +36,7 @@ int pk_editor_read(pk_editor *editor, const char *prompt, char **line) {
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include "core/handlers.h"
+#include "base/handlers.h"
 
 struct pk_editor {
   EditLine *line;

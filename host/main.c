@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "core/handlers.h"
+#include "base/handlers.h"
 #include "pack.h"
 
 /* The text of pack.h between its markers; the build writes it. */

@@ -226,7 +226,7 @@ const char *pk_dtype_name(int dtype);
 /* --- operations ---------------------------------------------------------------------------- */
 
 typedef enum pk_op_flags {
-  PK_OP_DIFFERENTIABLE = 1, /* lua/pack/grad.lua has a rule for it */
+  PK_OP_DIFFERENTIABLE = 1, /* lua/pack/grad/init.lua has a rule for it */
   PK_OP_ACCUMULATES = 2,    /* outputs may be added to, by pk_attributes.accumulate */
   PK_OP_IN_PLACE = 4,       /* writes to some of its inputs (marked ! in their names) */
   PK_OP_VIEW = 8,           /* the output shares its input's storage */

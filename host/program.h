@@ -44,7 +44,7 @@ void pk_heap_refill(lua_State *state);
 int pk_call_protected(lua_State *state, int arguments, int results);
 
 /* Takes the error from the top, prints it to standard error unless it is empty, and returns the
- * exit code it asks for: its field exit (see lua/pack/failure.lua), else PK_EXIT_FAILED. */
+ * exit code it asks for: its field exit (see lua/pack/core/failure.lua), else PK_EXIT_FAILED. */
 int pk_call_report(lua_State *state);
 
 /* From now on ^C never ends the process, and work goes on after it; home as of pk_home_find. */

@@ -1,4 +1,4 @@
-/* The prompt: reads lines, from a terminal or not, and runs what lua/pack/prompt.lua makes of them.
+/* The prompt: reads lines, from a terminal or not, and runs what lua/pack/prompt/init.lua makes of them.
  */
 #include <errno.h>
 #include <math.h>
@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "core/handlers.h"
+#include "base/handlers.h"
 #include "pack.h"
 #include "program.h"
 
@@ -19,7 +19,7 @@ typedef struct session {
   char *line;        /* the one to run; NULL at the end of input */
   int more, end;     /* the statement is not complete; it was :quit */
   int failed;        /* input could not be read */
-  /* Functions of lua/pack/prompt.lua in the registry. */
+  /* Functions of lua/pack/prompt/init.lua in the registry. */
   int feed, show, complete;
 } session;
 

@@ -5,11 +5,11 @@
 -- N workers (default 4) share 32,768 targets of the 20m preset; PATTERN selects operations by name.
 io.stdout:setvbuf "line"
 
-local ceiling = require "pack.ceiling"
-local failure = require "pack.failure"
-local ops = require "pack.ops"
-local options = require "pack.options"
-local tensor = require "pack.tensor"
+local ceiling = require "pack.measure.ceiling"
+local failure = require "pack.core.failure"
+local ops = require "pack.core.ops"
+local options = require "pack.run.options"
+local tensor = require "pack.core.tensor"
 
 local given = options.parse {
   recipe = "bench_ops", summary = "Times the heavy operations at the 20m preset's shapes.", arg = arg, config = false,
@@ -24,7 +24,7 @@ local d, ffn, heads, vocabulary, positions = 320, 896, 5, 32000, 1024
 local rows = 32768 / n
 local sequences, width = rows / positions, d / heads
 
-local device = require("pack.context").default()
+local device = require("pack.core.context").default()
 
 local made_so_far = 0
 

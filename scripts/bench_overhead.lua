@@ -61,7 +61,7 @@ end
 local function time_operation()
   local count, list = 1000, {}
   local x = pack.tensor.ones {1}
-  local chain = require("pack.program").record(function()
+  local chain = require("pack.core.program").record(function()
     local y = x
     for _ = 1, count do y = pack.ops.add(y, x) end
     return y

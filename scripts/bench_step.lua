@@ -4,15 +4,15 @@
 -- Prints the time before the first operation, each step's seconds and targets per second, the share that the model's
 -- floating-point operations make up of the ceiling just before and after the step (a virtual machine's speed drifts),
 -- and the allocator's peak; at the end medians; with --json one line instead, for scripts/peers/compare.lua.
-local ceiling = require "pack.ceiling"
-local json = require "pack.json"
+local ceiling = require "pack.measure.ceiling"
+local json = require "pack.io.json"
 local native = require "pack.native"
-local options = require "pack.options"
-local plan = require "pack.plan"
-local runtime = require "pack.runtime"
-local statistics = require "pack.statistics"
-local trainer = require "pack.trainer"
-local work = require "pack.work"
+local options = require "pack.run.options"
+local plan = require "pack.train.plan"
+local runtime = require "pack.config.runtime"
+local statistics = require "pack.measure.statistics"
+local trainer = require "pack.train.trainer"
+local work = require "pack.measure.work"
 
 local given = options.parse {
   recipe = "bench_step", summary = "Times training steps on made-up tokens.", arg = arg, config = false,
@@ -35,7 +35,7 @@ local settings = {"training.max_tokens=1073741824", "runtime.amp=" .. tostring(g
   "runtime.compile=" .. tostring(not given.eager), unpack(given.set or {})}
 local config = plan.with_workers(given.config, settings, given.workers)
 if not config then
-  require("pack.failure").usage("the batch of %s cannot be shared out among %d workers", given.config, given.workers)
+  require("pack.core.failure").usage("the batch of %s cannot be shared out among %d workers", given.config, given.workers)
 end
 local context = runtime.open(config)
 local one = trainer.create(config, {context = context})
@@ -63,7 +63,7 @@ local function peak_rss()
 end
 
 -- A context of its own, whose memory is not the step's.
-local aside = require("pack.context").create {device = context:device(), threads = context:threads()}
+local aside = require("pack.core.context").create {device = context:device(), threads = context:threads()}
 
 -- GFLOP/s of the best large square product at this moment.
 local function measured_ceiling()

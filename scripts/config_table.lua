@@ -1,9 +1,9 @@
 -- Writes the table of configuration keys into docs/runs.md, between its two marker lines:
 --   packlua scripts/config_table.lua           prints the document with the table as it should be
 --   packlua scripts/config_table.lua --write   writes it
-local files = require "pack.files"
+local files = require "pack.io.files"
 local native = require "pack.native"
-local schema = require "pack.schema"
+local schema = require "pack.config.schema"
 
 local path = native.home() .. "/docs/runs.md"
 local first, last = "<!-- config table: begin -->\n", "<!-- config table: end -->\n"

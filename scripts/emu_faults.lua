@@ -2,8 +2,8 @@
 -- packlua scripts/emu_faults.lua BUILD
 -- BUILD is a build folder with the emulated device and compile_commands.json; nothing in it is changed. Exit code 1: a
 -- fault was not caught, or a spec fails without one; 3: the build has no emulated device.
-local files = require "pack.files"
-local json = require "pack.json"
+local files = require "pack.io.files"
+local json = require "pack.io.json"
 
 local build = arg[1] or "build"
 local device_spec, parity_spec = "spec/cuda_device_spec.lua", "spec/cuda_parity_spec.lua"

@@ -4,12 +4,12 @@
 -- products' rate, whichever takes longer; they come one after the other. Nothing is run, and no device is needed:
 --   packlua scripts/floor.lua [--config FILE] [--set KEY=VALUE]... [--workers N] [--device NAME]
 -- Prints a table in Markdown, as docs/performance.md has it.
-local context = require "pack.context"
-local options = require "pack.options"
-local plan = require "pack.plan"
-local trace = require "pack.trace"
-local trainer = require "pack.trainer"
-local work = require "pack.work"
+local context = require "pack.core.context"
+local options = require "pack.run.options"
+local plan = require "pack.train.plan"
+local trace = require "pack.measure.trace"
+local trainer = require "pack.train.trainer"
+local work = require "pack.measure.work"
 
 local given = options.parse {
   recipe = "floor", summary = "The least time of a training step's operations at given rates.", arg = arg,
@@ -26,7 +26,7 @@ local given = options.parse {
 
 local config = plan.with_workers(given.config, {"runtime.amp=true", unpack(given.set or {})}, given.workers)
 if not config then
-  require("pack.failure").usage("the batch of %s cannot be shared out among %d workers", given.config, given.workers)
+  require("pack.core.failure").usage("the batch of %s cannot be shared out among %d workers", given.config, given.workers)
 end
 
 -- The operations of one step, from a run that computes nothing.

@@ -141,7 +141,7 @@ build_it() {
 
 describe_device() {
   "$packlua" --devices
-  "$packlua" -e "print(require('pack.context').create({device = '$device'}):describe())"
+  "$packlua" -e "print(require('pack.core.context').create({device = '$device'}):describe())"
 }
 
 # The specs that compute something, with the device where they name none; those tagged #cpu say what the CPU alone does,

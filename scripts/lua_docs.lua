@@ -2,9 +2,9 @@
 --   packlua scripts/lua_docs.lua           prints the document as it should be
 --   packlua scripts/lua_docs.lua --write   writes it
 --   packlua scripts/lua_docs.lua --check   fails where it is out of date, or a public function has no docstring
-local dispatch = require "pack.dispatch"
-local docstrings = require "pack.docstrings"
-local files = require "pack.files"
+local dispatch = require "pack.core.dispatch"
+local docstrings = require "pack.prompt.docstrings"
+local files = require "pack.io.files"
 local native = require "pack.native"
 
 local path = native.home() .. "/docs/lua.md"
@@ -132,7 +132,7 @@ local function attribute_text(attribute)
   local default = attribute.default
   if default == nil then return ("%s (%s)"):format(attribute.name, kind) end
   if type(default) == "table" then default = "none" end
-  if kind == "dtype" then default = require("pack.tensor").dtype_names[default] end
+  if kind == "dtype" then default = require("pack.core.tensor").dtype_names[default] end
   return ("%s (%s, default %s)"):format(attribute.name, kind, tostring(default))
 end
 

@@ -1,7 +1,7 @@
 -- Checks random programs, as spec/random_programs_spec.lua does, for as long as is wanted:
 --   packlua scripts/random_programs.lua [--programs N] [--seed S] [--keep FILE] [--failures N]
 -- A program that fails is made small and printed as a file that runs on its own. Exit code 1: programs failed.
-local options = require "pack.options"
+local options = require "pack.run.options"
 local random = require "spec.random.programs"
 
 local given = options.parse {

@@ -1,5 +1,5 @@
 -- Layouts and arenas: names for the columns of one [N, D] block.
-local arena = require "pack.arena"
+local arena = require "pack.model.arena"
 local ffi = require "ffi"
 local helper = require "spec.support.helper"
 local numbers = require "spec.support.numbers"
@@ -91,7 +91,7 @@ describe("an arena", function()
   end)
 
   it("is counted under its category and freed with its views", function()
-    local memory = function() return require("pack.context").default():memory().used.moments end
+    local memory = function() return require("pack.core.context").default():memory().used.moments end
     local before = memory()
     local a = arena.create(small_layout(), 2, {dtype = "f64", category = "moments"})
     a:view "norm"

@@ -1,6 +1,6 @@
 -- Causal attention and its gradients against direct loops in f64.
 local numbers = require "spec.support.numbers"
-local ops = require "pack.ops"
+local ops = require "pack.core.ops"
 
 -- Calls f(offset of position 0, elements between positions) for every head of [n, b, t, h, k].
 local function each_head(size, f)

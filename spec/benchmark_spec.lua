@@ -1,12 +1,12 @@
 -- The benchmark from end to end at tiny shapes: numbers, files, faults, interruptions, refusals, tuning.
 local config_module = require "pack.config"
-local json = require "pack.json"
+local json = require "pack.io.json"
 local numbers = require "spec.support.numbers"
-local process = require "pack.process"
-local sequential = require "pack.sequential"
-local summaries = require "pack.benchmark_summary"
+local process = require "pack.io.process"
+local sequential = require "pack.benchmark.sequential"
+local summaries = require "pack.benchmark.summary"
 local support = require "spec.support.helper"
-local trainer = require "pack.trainer"
+local trainer = require "pack.train.trainer"
 
 -- The memory has no room for the products that make the ceiling, which take longer than all else.
 local tiny = [[return {
@@ -195,7 +195,7 @@ describe("the benchmark", function()
     it("has written what the timed steps gave before it looks more closely", function()
       support.write(folder .. "/script.lua", ([[
         local config = require("pack.config").load("%s/tiny.lua", {"runtime.amp=off"}) -- auto would be remarked on
-        require("pack.benchmark_candidate").measure({config = config, mode = "packed", execution = "eager", warmup = 1,
+        require("pack.benchmark.candidate").measure({config = config, mode = "packed", execution = "eager", warmup = 1,
           steps = 2, data = "synthetic", started = 0, closer = true, trace = "%s/missing/trace.json"}, function(result)
             print(result.status, result.tokens_per_second > 0, result.peak_bytes > 0, result.component_seconds)
           end)]]):format(folder, folder))
@@ -361,7 +361,7 @@ describe("the benchmark", function()
   end)
 
   it("measures with real loading from a cache", function()
-    local cache = require "pack.prepare"
+    local cache = require "pack.data.prepare"
     support.write(folder .. "/text.txt", ("all work and no play makes jack a dull boy. "):rep(100))
     cache.run {output = folder .. "/cache", tokenizer = "bytes", train = {folder .. "/text.txt"},
       validation = {folder .. "/text.txt"}}
@@ -421,7 +421,7 @@ describe("a sequential step", function()
 
   -- The bytes of the weights after some steps, and the workers' losses at each.
   local function train(config, dtype, mode)
-    local one = trainer.create(config, {context = require("pack.context").default(), dtype = dtype})
+    local one = trainer.create(config, {context = require("pack.core.context").default(), dtype = dtype})
     for i = 0, one.accumulation * one.micro_elements - 1 do
       one.host_tokens[i], one.host_targets[i] = i * 7 % 257, i % 5 == 0 and -100 or i * 11 % 257
     end

@@ -1,9 +1,9 @@
 -- Opening and reading token caches: what Python wrote, every kind of damage, and tokens across shards.
-local cache = require "pack.cache"
+local cache = require "pack.data.cache"
 local ffi = require "ffi"
-local json = require "pack.json"
+local json = require "pack.io.json"
 local native = require "pack.native"
-local prepare = require "pack.prepare"
+local prepare = require "pack.data.prepare"
 local support = require "spec.support.helper"
 local zstd = require("spec.support.cache").zstd
 local refuses = require("spec.support.cache").refuses

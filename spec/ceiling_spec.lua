@@ -1,8 +1,8 @@
 -- Ceilings: what is measured, and how.
-local ceiling = require "pack.ceiling"
-local context = require "pack.context"
+local ceiling = require "pack.measure.ceiling"
+local context = require "pack.core.context"
 local support = require "spec.support.helper"
-local trace = require "pack.trace"
+local trace = require "pack.measure.trace"
 
 describe("A ceiling", function()
   support.watch()

@@ -1,17 +1,17 @@
 -- Training states: what they hold, that they continue to the same bits, and that damage is seen.
-local checkpoint = require "pack.checkpoint"
+local checkpoint = require "pack.run.checkpoint"
 local config = require "pack.config"
-local context = require "pack.context"
+local context = require "pack.core.context"
 local ffi = require "ffi"
-local files = require "pack.files"
+local files = require "pack.io.files"
 local native = require "pack.native"
 local numbers = require "spec.support.numbers"
-local run = require "pack.run"
-local safetensors = require "pack.safetensors"
-local saver = require "pack.saver"
+local run = require "pack.run.folder"
+local safetensors = require "pack.io.safetensors"
+local saver = require "pack.run.saver"
 local support = require "spec.support.helper"
-local tensor = require "pack.tensor"
-local trainer = require "pack.trainer"
+local tensor = require "pack.core.tensor"
+local trainer = require "pack.train.trainer"
 
 local C = native.C
 
@@ -202,7 +202,7 @@ describe("A training state", function()
     local one = create(configure(4, 1))
     steps(one, 3)
     local path = save(one, folder .. "/run")
-    local mean = numbers.bytes(require("pack.ops").average(one.model.arena.tensor))
+    local mean = numbers.bytes(require("pack.core.ops").average(one.model.arena.tensor))
     local row = #mean
     local before = numbers.bytes(one.optimizer.exp_avg.tensor)
     for _, n in ipairs {2, 8} do

@@ -1,7 +1,7 @@
 -- Configurations: presets, three file formats with one meaning, --set, and every refusal.
 local config = require "pack.config"
-local json = require "pack.json"
-local schema = require "pack.schema"
+local json = require "pack.io.json"
+local schema = require "pack.config.schema"
 
 -- Writes text to a temporary file with the given extension and calls f with its path.
 local function with_file(extension, text, f)

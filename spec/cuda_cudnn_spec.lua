@@ -1,11 +1,11 @@
 -- Attention by cuDNN, on an emulated one that computes the graphs that cuDNN would be given, operation by operation.
 -- Expected values are the CPU's. scripts/cudnn_check.sh asks the real one whether it has plans for such graphs.
-local context = require "pack.context"
+local context = require "pack.core.context"
 local ffi = require "ffi"
 local numbers = require "spec.support.numbers"
-local ops = require "pack.ops"
+local ops = require "pack.core.ops"
 local support = require "spec.support.helper"
-local tensor = require "pack.tensor"
+local tensor = require "pack.core.tensor"
 
 ffi.cdef [[
   int setenv(const char *name, const char *value, int overwrite);

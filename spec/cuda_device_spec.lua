@@ -1,13 +1,13 @@
 -- The CUDA device on the emulated runtime: what it says when something is missing or fails, copies, and recorded
 -- programs as graphs.
-local context = require "pack.context"
+local context = require "pack.core.context"
 local emu = require "spec.support.emu"
 local ffi = require "ffi"
 local helper = require "spec.support.helper"
 local numbers = require "spec.support.numbers"
-local ops = require "pack.ops"
-local plan = require "pack.plan"
-local tensor = require "pack.tensor"
+local ops = require "pack.core.ops"
+local plan = require "pack.train.plan"
+local tensor = require "pack.core.tensor"
 
 local MIB = 1024 * 1024
 
@@ -59,7 +59,7 @@ describe("opening a CUDA device", function()
       local emu = require "spec.support.emu"
       emu.open()
       emu.pretend {devices = 0}
-      require("pack.context").create {device = "emu"}']]
+      require("pack.core.context").create {device = "emu"}']]
     assert.equal(1, code)
     assert.matches("the driver shows no GPU; CUDA_VISIBLE_DEVICES is 7\n", err, 1, true)
   end)
@@ -118,7 +118,7 @@ describe("the device that is chosen", function()
   end
 
   it("by runtime.device = auto is a GPU that the build can use, else the CPU", function()
-    local lua = 'print(require("pack.runtime").device "auto")'
+    local lua = 'print(require("pack.config.runtime").device "auto")'
     assert.equal("cuda:0\n", printed("with", lua))
     assert.equal("cpu\tnil\n", printed("without", lua))
   end)
@@ -126,7 +126,7 @@ describe("the device that is chosen", function()
   it("is opened under that name, and said in the resolved configuration", function()
     assert.equal("cuda:0\tcuda:0\n", printed("with", [[
       local config = require("pack.config").load("configs/tiny.lua", {"runtime.amp=false"})
-      local opened = require("pack.runtime").open(config)
+      local opened = require("pack.config.runtime").open(config)
       print(opened:device(), config.runtime.device)]]))
   end)
 
@@ -166,7 +166,7 @@ describe("the device that is chosen", function()
   end)
 
   it("where none is named is PACKLUA_DEVICE, or the CPU", function()
-    local lua = 'print(require("pack.context").default():device())'
+    local lua = 'print(require("pack.core.context").default():device())'
     assert.equal("cuda:0\n", printed("with", lua, "PACKLUA_DEVICE=cuda"))
     assert.equal("cpu\n", printed("with", lua))
   end)

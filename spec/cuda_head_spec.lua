@@ -1,8 +1,8 @@
 -- The head with its loss on the CUDA device where its rows take several chunks, of one worker or of some together:
 -- the emulated device's L2 cache has 1 MiB, so a chunk's logits have 2. Expected values are the CPU's.
-local context = require "pack.context"
+local context = require "pack.core.context"
 local numbers = require "spec.support.numbers"
-local ops = require "pack.ops"
+local ops = require "pack.core.ops"
 local support = require "spec.support.helper"
 
 local emu = require("spec.support.emu").open()

@@ -1,11 +1,11 @@
 -- Operations of the model on the CUDA device where size or values take them other ways than the random shapes of
 -- cuda_parity_spec.lua: long runs of equal ids, sums in chunks, wide rows, results in the memory of operands,
 -- numbers that stand for nothing. Expected values are the CPU's, or worked out here.
-local context = require "pack.context"
+local context = require "pack.core.context"
 local helper = require "spec.support.helper"
 local numbers = require "spec.support.numbers"
-local ops = require "pack.ops"
-local tensor = require "pack.tensor"
+local ops = require "pack.core.ops"
+local tensor = require "pack.core.tensor"
 
 local emu = require("spec.support.emu").open()
 if not emu then

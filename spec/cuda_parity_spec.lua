@@ -1,13 +1,13 @@
 -- Every operation of the CUDA device against the CPU's, on random shapes and layouts. PACKLUA_TEST_DEVICE names
 -- another device than the emulated one, such as cuda:0; PACKLUA_TEST_CASES says how many shapes (12).
-local context = require "pack.context"
-local dispatch = require "pack.dispatch"
+local context = require "pack.core.context"
+local dispatch = require "pack.core.dispatch"
 local ffi = require "ffi"
 local helper = require "spec.support.helper"
 local numbers = require "spec.support.numbers"
-local ops = require "pack.ops"
+local ops = require "pack.core.ops"
 local samples = require "spec.support.samples"
-local tensor = require "pack.tensor"
+local tensor = require "pack.core.tensor"
 
 local device = os.getenv "PACKLUA_TEST_DEVICE" or "emu"
 local CASES = tonumber(os.getenv "PACKLUA_TEST_CASES") or 12

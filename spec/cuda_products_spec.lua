@@ -2,9 +2,9 @@
 -- products that the comparison of all operations does not reach.
 local bit = require "bit"
 local numbers = require "spec.support.numbers"
-local ops = require "pack.ops"
+local ops = require "pack.core.ops"
 local support = require "spec.support.helper"
-local tensor = require "pack.tensor"
+local tensor = require "pack.core.tensor"
 
 local emu = require("spec.support.emu").open()
 if not emu then
@@ -48,12 +48,12 @@ end)
 
 -- A process that multiplies [2, 3] x [3, 2], and what it prints.
 local product = [[packlua -e '
-  local c = require("pack.context").create {device = "emu"%s}
-  local t = require("pack.tensor")
+  local c = require("pack.core.context").create {device = "emu"%s}
+  local t = require("pack.core.tensor")
   local a = t.from({{1, 2, 3}, {4, 5, 6}}, "f32", {context = c})
   local b = t.from({{1, 2}, {3, 4}, {5, 6}}, "f32", {context = c})
   %s
-  print(unpack(require("spec.support.numbers").flat(require("pack.ops").matmul(a, b))))']]
+  print(unpack(require("spec.support.numbers").flat(require("pack.core.ops").matmul(a, b))))']]
 
 -- The file's text with another algorithm in its line, whose last number is the FNV-1a of those before it, which
 -- are 64 bits each, written in base 16.
@@ -138,8 +138,8 @@ describe("algorithms of products", function()
   it("are timed in memory of their own only where the result is added to", function()
     local code, out, err = support.run(("XDG_CACHE_HOME=%s PACKLUA_EMU_ALGORITHMS=3 packlua -e %s"):format(folder,
       support.quote [[
-        local emu, ops, tensor = require "spec.support.emu", require "pack.ops", require "pack.tensor"
-        local c = require("pack.context").create {device = "emu"}
+        local emu, ops, tensor = require "spec.support.emu", require "pack.core.ops", require "pack.core.tensor"
+        local c = require("pack.core.context").create {device = "emu"}
         local a = tensor.from({{1, 2}, {3, 4}}, "f32", {context = c})
         local sum = ops.matmul(a, a)
         local function multiply(options)

@@ -1,15 +1,15 @@
 -- Traces of the CUDA device, on an emulated CUPTI: kernels, copies and fills with the operation that they are for.
 local chrome_trace = require "spec.support.chrome_trace"
 local config = require "pack.config"
-local context = require "pack.context"
-local data = require "pack.data"
+local context = require "pack.core.context"
+local data = require "pack.data.source"
 local emu = require "spec.support.emu"
 local ffi = require "ffi"
 local helper = require "spec.support.helper"
-local ops = require "pack.ops"
-local tensor = require "pack.tensor"
-local trace = require "pack.trace"
-local trainer = require "pack.trainer"
+local ops = require "pack.core.ops"
+local tensor = require "pack.core.tensor"
+local trace = require "pack.measure.trace"
+local trainer = require "pack.train.trainer"
 
 local device = emu.open()
 if not device then
@@ -341,7 +341,7 @@ describe("ranges for tools", function()
     local status, out, err = helper.run(before .. "packlua -e '\n" .. [[
       local emu = require "spec.support.emu"
       local device = emu.open()
-      local ops, phase, tensor = require "pack.ops", require "pack.phase", require "pack.tensor"
+      local ops, phase, tensor = require "pack.core.ops", require "pack.core.phase", require "pack.core.tensor"
       ]] .. code .. [[
       io.write(emu.ranges())']])
     assert.equal("", err)
@@ -371,8 +371,8 @@ describe("ranges for tools", function()
       local resolved = config.load("configs/tiny.lua", {"model.layers=1", "model.width=16", "model.heads=2",
         "model.ffn_width=24", "model.context_length=8", "training.batch_tokens=32", "training.micro_batch_size=1",
         "training.max_tokens=320"})
-      local one = require("pack.trainer").create(resolved,
-        {context = device, train = require("pack.data").synthetic(resolved).train})
+      local one = require("pack.train.trainer").create(resolved,
+        {context = device, train = require("pack.data.source").synthetic(resolved).train})
       for _ = 1, 2 do one:step() end
     ]], true)
     local first, second = text:match "^(.-)\nend\nstart step 1\n(.*)$"

@@ -2,19 +2,19 @@
 -- recorded step asks of the runtime, and the recipes. PACKLUA_TEST_DEVICE names another device, such as cuda:0. Those
 -- tagged #slow are left out under sanitizers.
 local config = require "pack.config"
-local context = require "pack.context"
+local context = require "pack.core.context"
 local emu = require "spec.support.emu"
 local ffi = require "ffi"
-local files = require "pack.files"
-local golden = require "pack.golden"
+local files = require "pack.io.files"
+local golden = require "pack.train.golden"
 local helper = require "spec.support.helper"
-local json = require "pack.json"
-local llama = require "pack.llama"
+local json = require "pack.io.json"
+local llama = require "pack.model.llama"
 local numbers = require "spec.support.numbers"
-local optim = require "pack.optim"
-local tensor = require "pack.tensor"
-local topology = require "pack.topology"
-local trainer = require "pack.trainer"
+local optim = require "pack.train.adamw"
+local tensor = require "pack.core.tensor"
+local topology = require "pack.mixing.topology"
+local trainer = require "pack.train.trainer"
 
 local name = os.getenv "PACKLUA_TEST_DEVICE" or "emu"
 local device

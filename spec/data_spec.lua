@@ -1,9 +1,9 @@
 -- What a run trains on: a cache or text, and what is refused before the first step.
 local config = require "pack.config"
-local data = require "pack.data"
-local files = require "pack.files"
-local json = require "pack.json"
-local prepare = require "pack.prepare"
+local data = require "pack.data.source"
+local files = require "pack.io.files"
+local json = require "pack.io.json"
+local prepare = require "pack.data.prepare"
 local support = require "spec.support.helper"
 
 local settings = {"model.context_length=8", "training.batch_tokens=64", "training.micro_batch_size=2"}

@@ -1,8 +1,8 @@
 -- Elementwise operations, casts and copies against double arithmetic, for every way to broadcast.
 local ffi = require "ffi"
 local numbers = require "spec.support.numbers"
-local ops = require "pack.ops"
-local tensor = require "pack.tensor"
+local ops = require "pack.core.ops"
+local tensor = require "pack.core.tensor"
 
 local inf, nan = math.huge, 0 / 0
 

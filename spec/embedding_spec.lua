@@ -1,7 +1,7 @@
 -- Looking rows and entries up, and the gradients that put them back.
 local numbers = require "spec.support.numbers"
-local ops = require "pack.ops"
-local tensor = require "pack.tensor"
+local ops = require "pack.core.ops"
+local tensor = require "pack.core.tensor"
 
 -- ids of a shape below vocabulary.
 local function ids_of(shape, vocabulary, seed, options)

@@ -1,8 +1,8 @@
 -- recipes/evaluate.lua as users run it: losses of states, averages and workers, on the run's data and other.
 local cache = require "spec.support.cache"
-local files = require "pack.files"
-local json = require "pack.json"
-local prepare = require "pack.prepare"
+local files = require "pack.io.files"
+local json = require "pack.io.json"
+local prepare = require "pack.data.prepare"
 local support = require "spec.support.helper"
 
 local settings = {
@@ -138,7 +138,7 @@ describe("recipes/evaluate.lua", function()
 
   it("reads safetensors of other programs with a configuration of its own", function()
     local plain = folder .. "/plain.safetensors"
-    local safetensors = require "pack.safetensors"
+    local safetensors = require "pack.io.safetensors"
     local file, list = safetensors.open(run .. "/epoch-001.safetensors"), {}
     for i, name in ipairs(file:names()) do list[i] = {name = name, tensor = file:read_tensor(name)} end
     safetensors.write(plain, list)

@@ -2,14 +2,14 @@
 -- spec/fixtures/export (made by scripts/peers/hf_logits.py).
 local cache = require "spec.support.cache"
 local ffi = require "ffi"
-local files = require "pack.files"
-local hf = require "pack.hf"
-local json = require "pack.json"
-local llama = require "pack.llama"
+local files = require "pack.io.files"
+local hf = require "pack.model.hf"
+local json = require "pack.io.json"
+local llama = require "pack.model.llama"
 local reference = require "spec.support.reference_model"
-local safetensors = require "pack.safetensors"
+local safetensors = require "pack.io.safetensors"
 local support = require "spec.support.helper"
-local tensor = require "pack.tensor"
+local tensor = require "pack.core.tensor"
 
 -- Two layers, as the library's documentation of LlamaForCausalLM and its state_dict have them.
 local expected_shapes = {

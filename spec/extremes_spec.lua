@@ -1,8 +1,8 @@
 -- Every numeric key at extreme values: a schedule that can be asked, or a usage error of one line; no hang.
 local config = require "pack.config"
-local failure = require "pack.failure"
-local schedule = require "pack.schedule"
-local schema = require "pack.schema"
+local failure = require "pack.core.failure"
+local schedule = require "pack.train.schedule"
+local schema = require "pack.config.schema"
 
 local MOST_INSTRUCTIONS = 1e8
 

@@ -1,6 +1,6 @@
 -- Files, folders and locks.
 local ffi = require "ffi"
-local files = require "pack.files"
+local files = require "pack.io.files"
 local native = require "pack.native"
 local support = require "spec.support.helper"
 
@@ -32,7 +32,7 @@ describe("Files", function()
     local path, message = files.expand("~somebody/a")
     assert.is_nil(path)
     assert.is_truthy(message:find("only ~/ is known", 1, true), message)
-    local code, _, err = support.run([[unset HOME; packlua -e 'print(select(2, require("pack.files").expand("~/a")))' >&2]])
+    local code, _, err = support.run([[unset HOME; packlua -e 'print(select(2, require("pack.io.files").expand("~/a")))' >&2]])
     assert.equal(0, code)
     assert.is_truthy(err:find("HOME is not set", 1, true), err)
   end)
@@ -49,7 +49,7 @@ describe("Files", function()
 
   it("have a temporary folder under TMPDIR, which goes with what is in it", function()
     local code, out, err = support.run(("TMPDIR=%s packlua -e %s"):format(folder, support.quote([[
-      local files = require "pack.files"
+      local files = require "pack.io.files"
       print(files.with_temporary(function(path) files.write(path .. "/a", "x") return path end))
       print(files.with_temporary(function() error("no") end))]])))
     assert.equal(0, code, err)
@@ -102,7 +102,7 @@ describe("Files", function()
   it("are written over only as a whole", function()
     files.write(folder .. "/f", "old")
     local code, _, err = support.run(("trap '' XFSZ; ulimit -f 8; packlua -e %s"):format(support.quote(
-      ("require('pack.files').write(%q, ('x'):rep(100000))"):format(folder .. "/f"))))
+      ("require('pack.io.files').write(%q, ('x'):rep(100000))"):format(folder .. "/f"))))
     assert.equal(1, code)
     assert.is_truthy(err:find(folder .. "/f: cannot be written: File too large", 1, true), err)
     assert.equal("old", files.read(folder .. "/f"))

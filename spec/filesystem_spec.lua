@@ -1,6 +1,6 @@
 -- File systems that cannot lock, sync folders, change permissions or say how much room they have. A small library
 -- before the system's stands in for them.
-local files = require "pack.files"
+local files = require "pack.io.files"
 local support = require "spec.support.helper"
 
 local shim = [[

@@ -1,10 +1,10 @@
 -- Operations that do what several do, to the same bits, and the passes that put them into recorded programs.
-local context = require "pack.context"
+local context = require "pack.core.context"
 local numbers = require "spec.support.numbers"
-local ops = require "pack.ops"
-local program = require "pack.program"
+local ops = require "pack.core.ops"
+local program = require "pack.core.program"
 local support = require "spec.support.helper"
-local tensor = require "pack.tensor"
+local tensor = require "pack.core.tensor"
 
 local function assert_bits(expected, got, what)
   assert.is_true(numbers.bytes(expected) == numbers.bytes(got), what .. " has other bits")

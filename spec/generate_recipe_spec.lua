@@ -1,11 +1,11 @@
 -- recipes/generate.lua as users run it: what finished weights make of a prompt.
 local cache = require "spec.support.cache"
-local files = require "pack.files"
-local generate = require "pack.generate"
-local prepare = require "pack.prepare"
+local files = require "pack.io.files"
+local generate = require "pack.model.generate"
+local prepare = require "pack.data.prepare"
 local support = require "spec.support.helper"
-local tokenizer = require "pack.tokenizer"
-local weights = require "pack.weights"
+local tokenizer = require "pack.data.tokenizer"
+local weights = require "pack.run.weights"
 
 local settings = {
   "model.layers=1", "model.width=32", "model.heads=2", "model.ffn_width=48", "model.context_length=32",

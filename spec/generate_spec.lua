@@ -1,9 +1,9 @@
 -- Continuing a text: greedy, by nucleus sampling, repeatable, until a stop.
-local generate = require "pack.generate"
-local llama = require "pack.llama"
+local generate = require "pack.model.generate"
+local llama = require "pack.model.llama"
 local support = require "spec.support.helper"
-local tensor = require "pack.tensor"
-local tokenizer = require "pack.tokenizer"
+local tensor = require "pack.core.tensor"
+local tokenizer = require "pack.data.tokenizer"
 
 local VOCABULARY = 257
 

@@ -1,6 +1,6 @@
 -- Golden cases: whole training steps against the numbers of an independent f64 program.
-local context = require "pack.context"
-local golden = require "pack.golden"
+local context = require "pack.core.context"
+local golden = require "pack.train.golden"
 local native = require "pack.native"
 
 local folders = {"spec/fixtures/golden", "../shared/golden"}
@@ -9,7 +9,7 @@ local function cases()
   local list, seen = {}, {}
   for _, folder in ipairs(folders) do
     local found = native.C.pk_path_kind(folder) == string.byte("d")
-    for _, name in ipairs(found and require("pack.files").list(folder) or {}) do
+    for _, name in ipairs(found and require("pack.io.files").list(folder) or {}) do
       if name:match("%.safetensors$") and not seen[name] then
         seen[name] = true
         list[#list + 1] = folder .. "/" .. name

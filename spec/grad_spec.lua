@@ -1,12 +1,12 @@
 -- The tape: gradients against derivatives written by hand, where they are written to, and nesting.
-local dispatch = require "pack.dispatch"
+local dispatch = require "pack.core.dispatch"
 local ffi = require "ffi"
 local grad = require "pack.grad"
 local helper = require "spec.support.helper"
 local numbers = require "spec.support.numbers"
-local ops = require "pack.ops"
-local rules = require "pack.rules"
-local tensor = require "pack.tensor"
+local ops = require "pack.core.ops"
+local rules = require "pack.grad.rules"
+local tensor = require "pack.core.tensor"
 
 local refused = numbers.assert_refused
 
@@ -15,7 +15,7 @@ local function f64(values)
 end
 
 local function live()
-  return require("pack.context").default():memory().live
+  return require("pack.core.context").default():memory().live
 end
 
 describe("the rules", function()
@@ -27,7 +27,7 @@ describe("the rules", function()
   end)
 
   it("name a reference form for every fused operation whose gradient has no rule", function()
-    local reference = require "pack.reference"
+    local reference = require "pack.grad.reference"
     for name, rule in pairs(rules) do
       if dispatch.operations[name .. "_grad"] and name ~= "embedding" then
         assert.is_function(reference[rule.second], name)

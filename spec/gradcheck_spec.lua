@@ -1,12 +1,12 @@
 -- Every differentiable operation's rule against central differences in f64.
-local dispatch = require "pack.dispatch"
+local dispatch = require "pack.core.dispatch"
 local grad = require "pack.grad"
-local gradcheck = require "pack.gradcheck"
+local gradcheck = require "pack.grad.gradcheck"
 local helper = require "spec.support.helper"
 local numbers = require "spec.support.numbers"
-local ops = require "pack.ops"
-local rules = require "pack.rules"
-local tensor = require "pack.tensor"
+local ops = require "pack.core.ops"
+local rules = require "pack.grad.rules"
+local tensor = require "pack.core.tensor"
 
 local function count_of(shape)
   local count = 1

@@ -1,11 +1,11 @@
 -- The guard over mixing and update: what is not finite stops the run before another worker sees it.
-local context = require "pack.context"
+local context = require "pack.core.context"
 local ffi = require "ffi"
 local numbers = require "spec.support.numbers"
-local ops = require "pack.ops"
+local ops = require "pack.core.ops"
 local support = require "spec.support.helper"
-local tensor = require "pack.tensor"
-local trainer = require "pack.trainer"
+local tensor = require "pack.core.tensor"
+local trainer = require "pack.train.trainer"
 
 local inf, nan = math.huge, 0 / 0
 

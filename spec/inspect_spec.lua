@@ -1,10 +1,10 @@
 -- recipes/inspect.lua and the statistics behind it: what is in caches and safetensors files.
-local cache = require "pack.cache"
+local cache = require "pack.data.cache"
 local ffi = require "ffi"
-local inspect = require "pack.inspect"
-local prepare = require "pack.prepare"
+local inspect = require "pack.data.inspect"
+local prepare = require "pack.data.prepare"
 local support = require "spec.support.helper"
-local tensor = require "pack.tensor"
+local tensor = require "pack.core.tensor"
 
 local fixture = "spec/fixtures/cache"
 
@@ -41,9 +41,9 @@ describe("recipes/inspect.lua", function()
     for i = 1, 5 do lines[i] = ('{"text": "document number %d\\n"}'):format(i) end
     support.write(folder .. "/a.jsonl", table.concat(lines, "\n"))
     prepare.run {tokenizer = "bytes", train = {folder .. "/a.jsonl"}, output = folder .. "/cache", shuffle_buffer = 1}
-    require("pack.safetensors").write(folder .. "/good.safetensors",
+    require("pack.io.safetensors").write(folder .. "/good.safetensors",
       {metadata = {note = "two\nlines"}, {name = "w", tensor = tensor.from {{1, 2}, {3, -6}}}})
-    require("pack.safetensors").write(folder .. "/bad.safetensors", {{name = "w", tensor = tensor.from {1, 0 / 0, 3}}})
+    require("pack.io.safetensors").write(folder .. "/bad.safetensors", {{name = "w", tensor = tensor.from {1, 0 / 0, 3}}})
   end)
   teardown(function() support.remove(folder) end)
 

@@ -1,15 +1,15 @@
 -- Requests to stop: what they interrupt, and what they find whole or untouched. spec/prompt_spec.lua presses ^C.
 local config = require "pack.config"
-local context = require "pack.context"
+local context = require "pack.core.context"
 local ffi = require "ffi"
-local interrupt = require "pack.interrupt"
+local interrupt = require "pack.core.interrupt"
 local native = require "pack.native"
 local numbers = require "spec.support.numbers"
-local ops = require "pack.ops"
-local program = require "pack.program"
+local ops = require "pack.core.ops"
+local program = require "pack.core.program"
 local support = require "spec.support.helper"
-local tensor = require "pack.tensor"
-local trainer = require "pack.trainer"
+local tensor = require "pack.core.tensor"
+local trainer = require "pack.train.trainer"
 
 local C = native.C
 

@@ -1,7 +1,7 @@
 -- Training batches and evaluation blocks: which sample goes where, and that nothing is lost or doubled.
-local cache = require "pack.cache"
+local cache = require "pack.data.cache"
 local ffi = require "ffi"
-local loader = require "pack.loader"
+local loader = require "pack.data.loader"
 local numbers = require "spec.support.numbers"
 local support = require "spec.support.helper"
 

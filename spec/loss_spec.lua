@@ -1,7 +1,7 @@
 -- Cross-entropy, of whole logits and of a linear layer in chunks, against sums in f64.
 local numbers = require "spec.support.numbers"
-local ops = require "pack.ops"
-local tensor = require "pack.tensor"
+local ops = require "pack.core.ops"
+local tensor = require "pack.core.tensor"
 
 -- Losses, counts, lse and the gradient for g [n] of logits [n, rows, vocabulary].
 local function cross_entropy(logits, targets, g, n, rows, vocabulary)

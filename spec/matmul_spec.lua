@@ -1,7 +1,7 @@
 -- Matrix products against sums in f64: transposes, workers, strides, accumulation, tiles, and threads.
 local numbers = require "spec.support.numbers"
-local ops = require "pack.ops"
-local tensor = require "pack.tensor"
+local ops = require "pack.core.ops"
+local tensor = require "pack.core.tensor"
 
 -- A product of flat row-major lists in double arithmetic; start is added to.
 local function product(a, b, sizes, start)

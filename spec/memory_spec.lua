@@ -1,9 +1,9 @@
 -- Device memory and Lua's collector: dropped temporaries, limits, and what is left after a refusal.
-local context = require "pack.context"
+local context = require "pack.core.context"
 local helper = require "spec.support.helper"
 local numbers = require "spec.support.numbers"
-local ops = require "pack.ops"
-local tensor = require "pack.tensor"
+local ops = require "pack.core.ops"
+local tensor = require "pack.core.tensor"
 
 local refused = numbers.assert_refused
 local MIB = 1024 * 1024

@@ -1,14 +1,14 @@
 -- What plain Lua can do wrong with tensors, contexts and programs: each is an error, and all goes on afterwards.
-local arena = require "pack.arena"
-local compile = require("pack.program").compile
-local context = require "pack.context"
+local arena = require "pack.model.arena"
+local compile = require("pack.core.program").compile
+local context = require "pack.core.context"
 local ffi = require "ffi"
 local grad = require "pack.grad"
-local llama = require "pack.llama"
-local ops = require "pack.ops"
-local program = require "pack.program"
+local llama = require "pack.model.llama"
+local ops = require "pack.core.ops"
+local program = require "pack.core.program"
 local support = require "spec.support.helper"
-local tensor = require "pack.tensor"
+local tensor = require "pack.core.tensor"
 
 local function refused(pattern, f, ...)
   local good, message = pcall(f, ...)
@@ -154,7 +154,7 @@ describe("a compiled function", function()
     local inner = compile(function(x) return ops.negate(x) end)
     local f = compile(function(x)
       pcall(inner, b)
-      assert.is_truthy(require("pack.dispatch").recording)
+      assert.is_truthy(require("pack.core.dispatch").recording)
       return ops.negate(x)
     end)
     assert.same({-1, -2}, f(a):totable())
@@ -380,7 +380,7 @@ describe("sizes, counts and offsets", function()
   end)
 
   it("of trainers are Lua numbers", function()
-    local trainer = require "pack.trainer"
+    local trainer = require "pack.train.trainer"
     local one = trainer.open("configs/smoke.lua")
     local record = one:step()
     assert_no_integers("record", {record, one:evaluate {blocks = 1}, one.optimizer:status(), one:cursor(),

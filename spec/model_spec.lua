@@ -1,12 +1,12 @@
 -- The packed model: what one worker's numbers may and may not depend on.
-local context = require "pack.context"
+local context = require "pack.core.context"
 local ffi = require "ffi"
 local grad = require "pack.grad"
-local gradcheck = require "pack.gradcheck"
-local llama = require "pack.llama"
+local gradcheck = require "pack.grad.gradcheck"
+local llama = require "pack.model.llama"
 local numbers = require "spec.support.numbers"
-local ops = require "pack.ops"
-local tensor = require "pack.tensor"
+local ops = require "pack.core.ops"
+local tensor = require "pack.core.tensor"
 
 local config = {vocab_size = 23, layers = 2, width = 12, heads = 3, ffn_width = 20,
   context_length = 6, rope_theta = 10000, norm_eps = 1e-5, init_std = 0.3}

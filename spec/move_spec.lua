@@ -1,7 +1,7 @@
 -- Operations that move elements, checked element by element through their indices, for every dtype.
 local numbers = require "spec.support.numbers"
-local ops = require "pack.ops"
-local tensor = require "pack.tensor"
+local ops = require "pack.core.ops"
+local tensor = require "pack.core.tensor"
 
 local dtypes = {"f64", "f32", "bf16", "i32"}
 

@@ -1,6 +1,6 @@
 -- RMSNorm and SwiGLU against their formulas in f64, with gradients, strides, accumulation and threads.
 local numbers = require "spec.support.numbers"
-local ops = require "pack.ops"
+local ops = require "pack.core.ops"
 
 local eps = 1e-3
 

@@ -1,7 +1,7 @@
 -- Tensors as numbers on the host.
 local ffi = require "ffi"
 local native = require "pack.native"
-local tensor = require "pack.tensor"
+local tensor = require "pack.core.tensor"
 
 describe("reading and writing numbers", function()
   it("rounds once to nearest even in each dtype", function()
@@ -36,7 +36,7 @@ describe("reading and writing numbers", function()
   end)
 
   it("seeds every entry with the stream of the name, the same for one thread and two #threads", function()
-    local context = require "pack.context"
+    local context = require "pack.core.context"
     local expected = ffi.new("double[70000]")
     native.C.pk_random_normal(5, "a name", 0, 70000, 0.5, 2, expected)
     for _, threads in ipairs {1, 2} do

@@ -1,9 +1,9 @@
 -- Calling operations: attributes, outputs given by the caller, and errors at the caller's line.
-local dispatch = require "pack.dispatch"
+local dispatch = require "pack.core.dispatch"
 local helper = require "spec.support.helper"
 local numbers = require "spec.support.numbers"
-local ops = require "pack.ops"
-local tensor = require "pack.tensor"
+local ops = require "pack.core.ops"
+local tensor = require "pack.core.tensor"
 
 local refused = numbers.assert_refused
 
@@ -93,7 +93,7 @@ describe("an operation", function()
 
   it("leaves nothing behind when it fails", function()
     local a, b = tensor.from({1, 2}), tensor.from({1, 2, 3})
-    local context = require("pack.context").default()
+    local context = require("pack.core.context").default()
     local before = context:memory().live
     for _ = 1, 10 do pcall(ops.add, a, b) end
     assert.equal(before, context:memory().live)

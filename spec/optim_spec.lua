@@ -1,9 +1,9 @@
 -- The optimizer against AdamW, clipping and mixing written out in f64 Lua, with matched gradients.
 local ffi = require "ffi"
-local llama = require "pack.llama"
-local optim = require "pack.optim"
-local tensor = require "pack.tensor"
-local topology = require "pack.topology"
+local llama = require "pack.model.llama"
+local optim = require "pack.train.adamw"
+local tensor = require "pack.core.tensor"
+local topology = require "pack.mixing.topology"
 
 local config = {vocab_size = 11, layers = 1, width = 8, heads = 2, ffn_width = 12,
   context_length = 4, rope_theta = 10000, norm_eps = 1e-5, init_std = 0.2}

@@ -1,6 +1,6 @@
 -- The command line of recipes: what is accepted, what is refused, what --help says.
-local options = require "pack.options"
-local schema = require "pack.schema"
+local options = require "pack.run.options"
+local schema = require "pack.config.schema"
 local support = require "spec.support.helper"
 
 local function spec_with(arguments, changes)

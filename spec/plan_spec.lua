@@ -1,11 +1,11 @@
 -- Memory forecasts: what --plan says is what a step takes.
 local config = require "pack.config"
-local context = require "pack.context"
-local ops = require "pack.ops"
-local plan = require "pack.plan"
+local context = require "pack.core.context"
+local ops = require "pack.core.ops"
+local plan = require "pack.train.plan"
 local support = require "spec.support.helper"
-local tensor = require "pack.tensor"
-local trainer = require "pack.trainer"
+local tensor = require "pack.core.tensor"
+local trainer = require "pack.train.trainer"
 
 local settings = {"training.max_tokens=8192", "runtime.threads=2"}
 

@@ -1,6 +1,6 @@
 -- Charts: what is drawn, what is refused, and texts and values that a script or a page must not take for code.
-local gnuplot = require "pack.gnuplot"
-local plot = require "pack.plot"
+local gnuplot = require "pack.report.gnuplot"
+local plot = require "pack.report.plot"
 local support = require "spec.support.helper"
 
 local has_gnuplot = os.execute("command -v gnuplot > /dev/null 2>&1") == 0
@@ -52,7 +52,7 @@ end)
 describe("charts without gnuplot", function()
   it("are nil and a reason", function()
     local code, out = support.run([[PACKLUA_GNUPLOT='/nowhere/it'"'"'s' packlua -e '
-      print(require("pack.plot").lines {x = "x", y = "y", series = {{x = {1}, y = {1}}}})']])
+      print(require("pack.report.plot").lines {x = "x", y = "y", series = {{x = {1}, y = {1}}}})']])
     assert.equal(0, code)
     assert.equal("nil\t/nowhere/it's is not there (Debian: gnuplot-nox; PACKLUA_GNUPLOT names another one)\n", out)
   end)
@@ -62,7 +62,7 @@ describe("charts without gnuplot", function()
     support.write(folder .. "/plotter", "#!/bin/sh\necho 'no terminal svg' >&2\nexit 3\n")
     support.run("chmod +x " .. folder .. "/plotter")
     local _, out = support.run(("PACKLUA_GNUPLOT=%s/plotter packlua -e '%s'"):format(folder,
-      [[print(require("pack.plot").lines {x = "x", y = "y", series = {{x = {1}, y = {1}}}})]]))
+      [[print(require("pack.report.plot").lines {x = "x", y = "y", series = {{x = {1}, y = {1}}}})]]))
     support.remove(folder)
     assert.equal(("nil\t%s/plotter: no terminal svg\n"):format(folder), out)
   end)
@@ -100,7 +100,7 @@ describe("charts by gnuplot", function()
       values = {{1}}, format = function() return odd end})
     assert.truthy(texts(svg):find("END_OF_DATA", 1, true))
     assert.truthy(texts(map):find("END_OF_DATA", 1, true))
-    assert.same({}, require("pack.files").list(folder))
+    assert.same({}, require("pack.io.files").list(folder))
     support.remove(folder)
   end)
 

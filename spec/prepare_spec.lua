@@ -2,9 +2,9 @@
 -- nothing.
 local cache = require "spec.support.cache"
 local ffi = require "ffi"
-local json = require "pack.json"
+local json = require "pack.io.json"
 local native = require "pack.native"
-local prepare = require "pack.prepare"
+local prepare = require "pack.data.prepare"
 local support = require "spec.support.helper"
 
 local shared = "../shared/data/"

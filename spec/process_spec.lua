@@ -1,6 +1,6 @@
 -- Child processes: how they end, what they cost, and that none is left behind.
 local ffi = require "ffi"
-local process = require "pack.process"
+local process = require "pack.io.process"
 local support = require "spec.support.helper"
 
 ffi.cdef "int kill(int pid, int number); int getpid(void);"
@@ -152,7 +152,7 @@ describe("a child process", function()
 
   it("ends with the program, however that ends", function()
     support.write(folder .. "/parent.lua", ([[
-      local process = require "pack.process"
+      local process = require "pack.io.process"
       local child = process.start {command = {"sleep", "60"}}
       local file = io.open(%q, "w")
       file:write(child.id)

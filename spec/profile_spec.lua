@@ -1,6 +1,6 @@
 -- The profile recipe: what it prints and what it writes.
 local chrome_trace = require "spec.support.chrome_trace"
-local json = require "pack.json"
+local json = require "pack.io.json"
 local support = require "spec.support.helper"
 
 local small = "--set model.layers=1 --set model.width=16 --set model.heads=2 --set model.ffn_width=24 "

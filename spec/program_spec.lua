@@ -1,5 +1,5 @@
 -- The packlua program: its options, errors and exit codes, its prompt, and where it finds its library.
-local process = require "pack.process"
+local process = require "pack.io.process"
 local support = require "spec.support.helper"
 local version = require "pack.version"
 
@@ -131,7 +131,7 @@ describe("packlua", function()
     end)
 
     it("when the library reports a usage error", function()
-      refused([[-e 'require("pack.failure").usage("width %d is odd", 3)']], "packlua: width 3 is odd\n")
+      refused([[-e 'require("pack.core.failure").usage("width %d is odd", 3)']], "packlua: width 3 is odd\n")
     end)
   end)
 

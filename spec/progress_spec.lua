@@ -1,5 +1,5 @@
 -- Progress of a long loop, on a terminal and elsewhere.
-local progress = require "pack.progress"
+local progress = require "pack.io.progress"
 local support = require "spec.support.helper"
 
 -- A stream that keeps what is written, and a clock that stands still until it is moved.
@@ -112,7 +112,7 @@ describe("Progress outside of a terminal", function()
 
   it("has no control characters when the program writes to a pipe", function()
     local code, out = support.run([[packlua -e '
-      local bar = require("pack.progress").create {total = 3}
+      local bar = require("pack.io.progress").create {total = 3}
       for i = 1, 3 do bar:update(i, "x") end
       bar:finish()' | cat]])
     assert.equal(0, code)

@@ -1,9 +1,9 @@
 -- Random programs, the same ones each time: what each is asked is in spec/random/compare.lua. PACKLUA_TEST_PROGRAMS says
 -- how many; scripts/random_programs.lua checks others.
-local dispatch = require "pack.dispatch"
-local ops = require "pack.ops"
+local dispatch = require "pack.core.dispatch"
+local ops = require "pack.core.ops"
 local random = require "spec.random.programs"
-local rules = require "pack.rules"
+local rules = require "pack.grad.rules"
 
 local PROGRAMS = tonumber(os.getenv "PACKLUA_TEST_PROGRAMS") or 2000
 

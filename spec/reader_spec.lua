@@ -1,6 +1,6 @@
 -- Reading documents: what the kinds of files give, and what each defect says.
 local cache = require "spec.support.cache"
-local json = require "pack.json"
+local json = require "pack.io.json"
 local support = require "spec.support.helper"
 
 local folder
@@ -188,7 +188,7 @@ describe("Documents", function()
 
   it("are refused from files that are not there, are folders, or have no known name", function()
     local function prepare(path)
-      return require("pack.prepare").run {train = {path}, output = folder .. "/cache"}
+      return require("pack.data.prepare").run {train = {path}, output = folder .. "/cache"}
     end
     cache.refuses("/none.txt: there is no such file", prepare, folder .. "/none.txt")
     os.execute("mkdir " .. folder .. "/d.txt")
@@ -205,7 +205,7 @@ describe("Documents", function()
   -- most memory it had, in MB.
   local function prepare_apart(name)
     local script = ([[
-      local prepare = require "pack.prepare"
+      local prepare = require "pack.data.prepare"
       local good, result = pcall(prepare.run, {train = {%q}, output = %q, workers = 1})
       print(good and ("%%d documents, %%d tokens"):format(result.train.documents, result.train.tokens) or tostring(result))
       for line in io.lines("/proc/self/status") do

@@ -1,15 +1,15 @@
 -- What recorded training steps keep, what they compute again, and the memory that this saves.
 local config = require "pack.config"
-local context = require "pack.context"
+local context = require "pack.core.context"
 local ffi = require "ffi"
-local llama = require "pack.llama"
+local llama = require "pack.model.llama"
 local numbers = require "spec.support.numbers"
-local ops = require "pack.ops"
-local optim = require "pack.optim"
-local program = require "pack.program"
+local ops = require "pack.core.ops"
+local optim = require "pack.train.adamw"
+local program = require "pack.core.program"
 local support = require "spec.support.helper"
-local tensor = require "pack.tensor"
-local trainer = require "pack.trainer"
+local tensor = require "pack.core.tensor"
+local trainer = require "pack.train.trainer"
 
 -- The peak of a step of the 20m preset with four workers and 32,768 targets, and its plan.
 local function forecast(amp, level)

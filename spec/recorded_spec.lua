@@ -1,14 +1,14 @@
 -- Recorded programs: what they compute, what they refuse, and what they plan.
-local context = require "pack.context"
+local context = require "pack.core.context"
 local ffi = require "ffi"
 local grad = require "pack.grad"
-local llama = require "pack.llama"
-local ops = require "pack.ops"
-local optim = require "pack.optim"
-local program = require "pack.program"
+local llama = require "pack.model.llama"
+local ops = require "pack.core.ops"
+local optim = require "pack.train.adamw"
+local program = require "pack.core.program"
 local support = require "spec.support.helper"
-local tensor = require "pack.tensor"
-local topology = require "pack.topology"
+local tensor = require "pack.core.tensor"
+local topology = require "pack.mixing.topology"
 
 describe("a compiled function", function()
   support.watch()

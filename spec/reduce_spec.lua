@@ -1,7 +1,7 @@
 -- Reductions against sums in f64: which axes, which order, accumulation, NaN, and threads.
 local numbers = require "spec.support.numbers"
-local ops = require "pack.ops"
-local tensor = require "pack.tensor"
+local ops = require "pack.core.ops"
+local tensor = require "pack.core.tensor"
 
 local inf, nan = math.huge, 0 / 0
 

@@ -1,12 +1,12 @@
 -- Reports: numbers, groups and states of runs, and pages in which nothing that runs contain is markup.
-local charts = require "pack.report_charts"
-local files = require "pack.files"
-local groups = require "pack.report_groups"
-local html = require "pack.report_html"
-local json = require "pack.json"
-local markdown = require "pack.report_markdown"
+local charts = require "pack.report.charts"
+local files = require "pack.io.files"
+local groups = require "pack.report.groups"
+local html = require "pack.report.html"
+local json = require "pack.io.json"
+local markdown = require "pack.report.markdown"
 local report = require "pack.report"
-local report_runs = require "pack.report_runs"
+local report_runs = require "pack.report.runs"
 local support = require "spec.support.helper"
 
 local config = require("pack.config").load("configs/tiny.lua", {})
@@ -206,7 +206,7 @@ describe("groups of runs", function()
     local found = groups.groups(list, {})
     assert.equal(2, found[1].complete)
     assert.same({mean = 3, count = 1}, found[1].statistics.loss)
-    assert.is_nil(require("pack.statistics").moments {})
+    assert.is_nil(require("pack.measure.statistics").moments {})
   end)
 
   it("share a cell of N and topology with the best of other settings", function()

@@ -1,9 +1,9 @@
 -- recipes/resume.lua as users run it: runs that are stopped or killed and go on as if they had not been.
-local checkpoint = require "pack.checkpoint"
+local checkpoint = require "pack.run.checkpoint"
 local config = require "pack.config"
-local files = require "pack.files"
-local json = require "pack.json"
-local safetensors = require "pack.safetensors"
+local files = require "pack.io.files"
+local json = require "pack.io.json"
+local safetensors = require "pack.io.safetensors"
 local support = require "spec.support.helper"
 
 local STEPS = 12
@@ -18,7 +18,7 @@ local settings = {
 -- Code for packlua -e that has `action` done in the step of this number (from 0), before it is recorded.
 local function at_step(step, action)
   return support.quote(([[
-    local ffi, training = require "ffi", require "pack.training"
+    local ffi, training = require "ffi", require "pack.run.course"
     ffi.cdef "int kill(int pid, int signal); int getpid(void); int usleep(unsigned useconds);"
     local run = training.run
     training.run = function(trainer, owner, options)
@@ -130,7 +130,7 @@ describe("recipes/resume.lua", function()
 
     it("was stopped while its first step was recorded, with the state before it", function()
       local output = new_output()
-      local during = [["local ffi, trainer = require('ffi'), require('pack.trainer')
+      local during = [["local ffi, trainer = require('ffi'), require('pack.train.trainer')
         ffi.cdef 'int kill(int, int); int getpid(void);'
         local create = trainer.create
         trainer.create = function(...)
@@ -147,7 +147,7 @@ describe("recipes/resume.lua", function()
 
     it("was stopped during its last evaluation, with a state that no policy had asked for", function()
       local output = new_output()
-      local during = [["local ffi, trainer = require('ffi'), require('pack.trainer')
+      local during = [["local ffi, trainer = require('ffi'), require('pack.train.trainer')
         ffi.cdef 'int kill(int, int); int getpid(void);'
         local create = trainer.create
         trainer.create = function(...)
@@ -359,13 +359,13 @@ describe("recipes/resume.lua", function()
     end)
   end)
 
-  it("knows the recipes that packlua has, whose SHA-256 are in lua/pack/plain_recipes.lua", function()
-    for name, digests in pairs(require "pack.plain_recipes") do
+  it("knows the recipes that packlua has, whose SHA-256 are in lua/pack/run/plain_recipes.lua", function()
+    for name, digests in pairs(require "pack.run.plain_recipes") do
       local found = files.sha256("recipes/" .. name)
       local known = false
       for _, digits in ipairs(digests) do known = known or digits == found end
       assert.is_true(known, ("recipes/%s has changed; if it still adds nothing to training that recipes/resume.lua lacks, "
-        .. 'add "%s" to lua/pack/plain_recipes.lua'):format(name, found))
+        .. 'add "%s" to lua/pack/run/plain_recipes.lua'):format(name, found))
     end
   end)
 

@@ -1,6 +1,6 @@
 -- Rotary embedding against rotations in f64, up to late positions.
 local numbers = require "spec.support.numbers"
-local ops = require "pack.ops"
+local ops = require "pack.core.ops"
 
 -- x [n, batch, positions, heads, width] turned by its positions; the inverse turns back.
 local function rope(x, n, batch, positions, heads, width, theta, inverse)

@@ -1,8 +1,8 @@
 -- Runs that go on although, or are refused because, something happened to their files: large or unreadable records,
 -- links and pipes in the place of a run's own files.
-local checkpoint = require "pack.checkpoint"
-local files = require "pack.files"
-local json = require "pack.json"
+local checkpoint = require "pack.run.checkpoint"
+local files = require "pack.io.files"
+local json = require "pack.io.json"
 local support = require "spec.support.helper"
 
 describe("A run that goes on", function()
@@ -138,7 +138,7 @@ describe("A report", function()
       os.execute("mkfifo " .. folder .. "/" .. name)
     end
     support.write(folder .. "/resolved.json", "{}")
-    local found = require("pack.report_runs").find(folder)
+    local found = require("pack.report.runs").find(folder)
     assert.equal(1, #found)
     assert.equal(3, #found[1].remarks)
     support.remove(folder)

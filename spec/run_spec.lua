@@ -1,9 +1,9 @@
 -- A run's folder: its files, its lock, and which folders it takes.
 local config = require "pack.config"
-local context = require "pack.context"
-local files = require "pack.files"
-local json = require "pack.json"
-local run = require "pack.run"
+local context = require "pack.core.context"
+local files = require "pack.io.files"
+local json = require "pack.io.json"
+local run = require "pack.run.folder"
 local support = require "spec.support.helper"
 
 -- Captures what is printed while fn runs.
@@ -63,7 +63,7 @@ describe("A run's folder", function()
 
   it("holds the cluster's names of job and node", function()
     local code, _, err = support.run(([[SLURM_JOB_ID=123 SLURMD_NODENAME=n7 packlua -e '
-      require("pack.run").create({recipe = "x", output = %q}):close()']]):format(output))
+      require("pack.run.folder").create({recipe = "x", output = %q}):close()']]):format(output))
     assert.equal(0, code, err)
     local found = json.decode(files.read(output .. "/environment.json"))
     assert.equal("123", found.slurm.job)
@@ -117,7 +117,7 @@ describe("A run's folder", function()
 
   it("is named after recipe and time, each run its own", function()
     local code, out, err = support.run(([[cd %s && packlua -e '
-      local run = require "pack.run"
+      local run = require "pack.run.folder"
       for i = 1, 3 do local one = run.create {recipe = "smoke"} print(one.folder) if i == 2 then one:close() end end']])
       :format(folder))
     assert.equal(0, code, err)
@@ -160,7 +160,7 @@ describe("A run's folder", function()
   it("is refused to a second process while the first one runs, even if that has written nothing", function()
     files.mkdir(output)
     local command = ("packlua -e %s"):format(support.quote(
-      ("require('pack.run').create {recipe = 'train', output = %q}"):format(output)))
+      ("require('pack.run.folder').create {recipe = 'train', output = %q}"):format(output)))
     local one = run.create {recipe = "train", output = output}
     local code, _, err = support.run(command)
     assert.equal(2, code)
@@ -193,7 +193,7 @@ describe("A run's folder", function()
 
   it("says so when the disk is full", function()
     local code, _, err = support.run(("trap '' XFSZ; ulimit -f 8; packlua -e %s"):format(support.quote(([[
-      local one = require("pack.run").create {recipe = "train", output = %q}
+      local one = require("pack.run.folder").create {recipe = "train", output = %q}
       for step = 1, 1000 do one:metrics {step = step, text = ("x"):rep(100)} end]]):format(output))))
     assert.equal(1, code)
     assert.is_truthy(err:find(output .. "/metrics.jsonl: cannot be written: File too large", 1, true), err)

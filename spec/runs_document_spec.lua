@@ -1,5 +1,5 @@
 -- docs/runs.md says what is so: its table of keys, and every field of metrics.jsonl.
-local files = require "pack.files"
+local files = require "pack.io.files"
 local native = require "pack.native"
 local support = require "spec.support.helper"
 

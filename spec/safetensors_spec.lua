@@ -1,10 +1,10 @@
 -- Safetensors files: what is read, converted and written, and which lies are refused.
 local ffi = require "ffi"
-local files = require "pack.files"
+local files = require "pack.io.files"
 local native = require "pack.native"
-local safetensors = require "pack.safetensors"
+local safetensors = require "pack.io.safetensors"
 local support = require "spec.support.helper"
-local tensor = require "pack.tensor"
+local tensor = require "pack.core.tensor"
 
 local C = native.C
 
@@ -303,7 +303,7 @@ describe("Numbers of a file", function()
     for _, values in ipairs {(file:read_doubles("w")), file:doubles(file:entry("w"), 0, 4)} do
       for i = 0, 3 do assert.equal("number", type(values[i])) end
     end
-    assert.equal(4, require("pack.inspect").tensor(file, "w").nonfinite)
+    assert.equal(4, require("pack.data.inspect").tensor(file, "w").nonfinite)
     file:close()
     assert.equal("number", type(doubles("F32", 1, bytes_of("uint32_t", 0xffffffff))[1]))
   end)
@@ -586,7 +586,7 @@ end)
 
 -- Writes 400 KB of zeros to the path in the process's only argument.
 local write_large = [[
-local safetensors, tensor = require "pack.safetensors", require "pack.tensor"
+local safetensors, tensor = require "pack.io.safetensors", require "pack.core.tensor"
 safetensors.write(%q, {{name = "w", tensor = tensor.zeros({100000})}})
 ]]
 

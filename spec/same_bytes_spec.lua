@@ -1,6 +1,6 @@
 -- The same run, done again in another process and folder, leaves the same bytes.
-local files = require "pack.files"
-local json = require "pack.json"
+local files = require "pack.io.files"
+local json = require "pack.io.json"
 local support = require "spec.support.helper"
 
 -- What holds times or places, and so is not the same; all else must be.

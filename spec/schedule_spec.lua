@@ -1,7 +1,7 @@
 -- Budgets, learning rates and consensus: values by hand or from exact fractions.
 local config = require "pack.config"
 local numbers = require "spec.support.numbers"
-local schedule = require "pack.schedule"
+local schedule = require "pack.train.schedule"
 
 local refused = numbers.assert_refused
 

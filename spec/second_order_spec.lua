@@ -1,12 +1,12 @@
 -- Second derivatives: of compositions, and of the fused operations by way of their reference forms.
 local grad = require "pack.grad"
-local gradcheck = require "pack.gradcheck"
-local gradgradcheck = require "pack.gradgradcheck"
+local gradcheck = require "pack.grad.gradcheck"
+local gradgradcheck = require "pack.grad.gradgradcheck"
 local helper = require "spec.support.helper"
 local numbers = require "spec.support.numbers"
-local ops = require "pack.ops"
-local reference = require "pack.reference"
-local tensor = require "pack.tensor"
+local ops = require "pack.core.ops"
+local reference = require "pack.grad.reference"
+local tensor = require "pack.core.tensor"
 
 local function made(shape, seed, low, high)
   local count = 1

@@ -1,7 +1,7 @@
 -- Shape rules: what operations refuse, and that the message has the operation, the names and the values.
 local numbers = require "spec.support.numbers"
-local ops = require "pack.ops"
-local tensor = require "pack.tensor"
+local ops = require "pack.core.ops"
+local tensor = require "pack.core.tensor"
 
 local refused = numbers.assert_refused
 

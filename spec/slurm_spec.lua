@@ -1,6 +1,6 @@
 -- scripts/slurm.sh and what it submits, with stand-ins for sbatch and scontrol; scripts/slurm_test.sh has the real ones.
-local files = require "pack.files"
-local json = require "pack.json"
+local files = require "pack.io.files"
+local json = require "pack.io.json"
 local native = require "pack.native"
 local support = require "spec.support.helper"
 
@@ -95,7 +95,7 @@ describe("scripts/slurm_job.sh", function()
   -- A packlua that in step `step` (from 0) does `action`, where job is the process of the job's script.
   local function program_at(step, action)
     local code = ([[
-      local ffi, training = require "ffi", require "pack.training"
+      local ffi, training = require "ffi", require "pack.run.course"
       ffi.cdef "int kill(int pid, int signal); int getpid(void); int getppid(void); int usleep(unsigned useconds);"
       local run, job = training.run, ffi.C.getppid()
       training.run = function(trainer, owner, options)

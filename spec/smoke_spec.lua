@@ -1,8 +1,8 @@
 -- recipes/smoke.lua at the size that takes seconds, as CI runs it.
 local cache = require "spec.support.cache"
-local checkpoint = require "pack.checkpoint"
-local files = require "pack.files"
-local json = require "pack.json"
+local checkpoint = require "pack.run.checkpoint"
+local files = require "pack.io.files"
+local json = require "pack.io.json"
 local support = require "spec.support.helper"
 
 local stages = {"cache", "train", "weights", "states", "resume", "evaluate"}
@@ -81,7 +81,7 @@ describe("recipes/smoke.lua", function()
 
   it("fails the stage, and exits with 1, when a resumed run goes another way", function()
     local code, out = smoke("astray", "", [[
-      local trainer, runs = require "pack.trainer", 0
+      local trainer, runs = require "pack.train.trainer", 0
       local create = trainer.create
       trainer.create = function(config, options)
         runs = runs + 1
@@ -99,7 +99,7 @@ describe("recipes/smoke.lua", function()
 
   it("fails the stage when the average is not the workers' mean", function()
     local code, out = smoke("uneven", "", [[
-      local llama = require "pack.llama"
+      local llama = require "pack.model.llama"
       local create = llama.create
       llama.create = function(...)
         local model = create(...)
@@ -121,7 +121,7 @@ describe("recipes/smoke.lua", function()
 
   it("fails the stage when a state is damaged", function()
     local code, out = smoke("damaged", "", [[
-      local compare, files = require "pack.compare", require "pack.files"
+      local compare, files = require "pack.run.compare", require "pack.io.files"
       local mean = compare.mean
       compare.mean = function(path, workers)
         local state = files.dirname(path) .. "/epoch-002.state.safetensors.zst"

@@ -1,16 +1,16 @@
 -- What a training state says of itself, changed in hundreds of ways: refused in one line, or without effect.
-local checkpoint = require "pack.checkpoint"
+local checkpoint = require "pack.run.checkpoint"
 local config = require "pack.config"
-local failure = require "pack.failure"
+local failure = require "pack.core.failure"
 local ffi = require "ffi"
-local files = require "pack.files"
-local json = require "pack.json"
-local run = require "pack.run"
-local safetensors = require "pack.safetensors"
-local saver = require "pack.saver"
-local schema = require "pack.schema"
+local files = require "pack.io.files"
+local json = require "pack.io.json"
+local run = require "pack.run.folder"
+local safetensors = require "pack.io.safetensors"
+local saver = require "pack.run.saver"
+local schema = require "pack.config.schema"
 local support = require "spec.support.helper"
-local trainers = require "pack.trainer"
+local trainers = require "pack.train.trainer"
 
 -- Values that are not what a field should be, or are and lie.
 local values = {

@@ -1,6 +1,6 @@
-local files = require "pack.files"
-local json = require "pack.json"
-local statistics = require "pack.statistics"
+local files = require "pack.io.files"
+local json = require "pack.io.json"
+local statistics = require "pack.measure.statistics"
 local support = require "spec.support.helper"
 
 describe("figures of lists", function()

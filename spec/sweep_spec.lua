@@ -1,9 +1,9 @@
-local files = require "pack.files"
-local json = require "pack.json"
-local plan = require "pack.sweep_plan"
-local process = require "pack.process"
-local summary = require "pack.sweep_summary"
-local sweep_table = require "pack.sweep_table"
+local files = require "pack.io.files"
+local json = require "pack.io.json"
+local plan = require "pack.sweep.plan"
+local process = require "pack.io.process"
+local summary = require "pack.sweep.summary"
+local sweep_table = require "pack.sweep.table"
 local support = require "spec.support.helper"
 
 describe("a sweep", function()

@@ -2,8 +2,8 @@
 local ffi = require "ffi"
 local helper = require "spec.support.helper"
 local numbers = require "spec.support.numbers"
-local ops = require "pack.ops"
-local tensor = require "pack.tensor"
+local ops = require "pack.core.ops"
+local tensor = require "pack.core.tensor"
 
 local refused = numbers.assert_refused
 

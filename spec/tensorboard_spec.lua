@@ -1,10 +1,10 @@
 -- Event files for TensorBoard: their bytes, and that they say what metrics.jsonl says.
 local bit = require "bit"
 local ffi = require "ffi"
-local files = require "pack.files"
-local json = require "pack.json"
+local files = require "pack.io.files"
+local json = require "pack.io.json"
 local support = require "spec.support.helper"
-local tfevents = require "pack.tfevents"
+local tfevents = require "pack.run.tfevents"
 
 local function hex(text)
   return (text:gsub(".", function(c) return ("%02x"):format(c:byte()) end))

@@ -2,8 +2,8 @@
 local ffi = require "ffi"
 local numbers = require "spec.support.numbers"
 local support = require "spec.support.helper"
-local text = require "pack.text"
-local tokenizer = require "pack.tokenizer"
+local text = require "pack.data.text"
+local tokenizer = require "pack.data.tokenizer"
 
 local refused = numbers.assert_refused
 
@@ -174,7 +174,7 @@ describe("text.load", function()
     local loaded = text.load {tokenizer = bytes}
     local paths = table.concat(loaded.paths, "\n") .. "\n"
     for _, name in ipairs({"/CHANGES.md\n", "/docs/architecture.md\n", "/host/core/random.c\n",
-      "/host/pack.h\n", "/lua/pack/text.lua\n", "/recipes/train.lua\n", "/configs/tiny.lua\n"}) do
+      "/host/pack.h\n", "/lua/pack/data/text.lua\n", "/recipes/train.lua\n", "/configs/tiny.lua\n"}) do
       assert(paths:find(name, 1, true), name)
     end
     assert.is_nil(paths:find("fixtures", 1, true))

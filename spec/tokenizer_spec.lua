@@ -1,8 +1,8 @@
 -- Tokenizers: bytes and SentencePiece models, ids and text.
 local cache = require "spec.support.cache"
-local json = require "pack.json"
+local json = require "pack.io.json"
 local support = require "spec.support.helper"
-local tokenizers = require "pack.tokenizer"
+local tokenizers = require "pack.data.tokenizer"
 
 local shared = "../shared/data/"
 local llama = shared .. "tokenizer/llama2-32k.model"

@@ -1,7 +1,7 @@
 -- Topologies: their matrices against ones written by hand, their gaps against closed forms, refusals.
 local numbers = require "spec.support.numbers"
-local spectrum = require "pack.spectrum"
-local topology = require "pack.topology"
+local spectrum = require "pack.mixing.spectrum"
+local topology = require "pack.mixing.topology"
 
 local refused = numbers.assert_refused
 
@@ -422,7 +422,7 @@ describe("topology.validate", function()
   end)
 
   it("knows the names of the configuration", function()
-    assert.same(require("pack.schema").topologies, topology.names())
+    assert.same(require("pack.config.schema").topologies, topology.names())
   end)
 end)
 

@@ -1,16 +1,16 @@
 -- Traces: what they note of operations, eager and recorded, their phases and threads, and the file they become.
 local chrome_trace = require "spec.support.chrome_trace"
 local config = require "pack.config"
-local context = require "pack.context"
-local data = require "pack.data"
+local context = require "pack.core.context"
+local data = require "pack.data.source"
 local numbers = require "spec.support.numbers"
-local ops = require "pack.ops"
-local phase = require "pack.phase"
-local program = require "pack.program"
+local ops = require "pack.core.ops"
+local phase = require "pack.core.phase"
+local program = require "pack.core.program"
 local support = require "spec.support.helper"
-local tensor = require "pack.tensor"
-local trace = require "pack.trace"
-local trainer = require "pack.trainer"
+local tensor = require "pack.core.tensor"
+local trace = require "pack.measure.trace"
+local trainer = require "pack.train.trainer"
 
 -- A trainer of a small packed model on made-up tokens.
 local function small(changes, options)

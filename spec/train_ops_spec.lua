@@ -1,7 +1,7 @@
 -- The operations of the training step: norms, the guard, clipping, mixing, AdamW, and the fused update.
 local numbers = require "spec.support.numbers"
-local ops = require "pack.ops"
-local tensor = require "pack.tensor"
+local ops = require "pack.core.ops"
+local tensor = require "pack.core.tensor"
 
 local inf, nan = math.huge, 0 / 0
 

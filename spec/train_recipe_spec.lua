@@ -1,12 +1,12 @@
 -- recipes/train.lua as users run it: what a run prints and leaves, and what it refuses.
-local files = require "pack.files"
-local json = require "pack.json"
-local llama = require "pack.llama"
-local loader = require "pack.loader"
-local safetensors = require "pack.safetensors"
+local files = require "pack.io.files"
+local json = require "pack.io.json"
+local llama = require "pack.model.llama"
+local loader = require "pack.data.loader"
+local safetensors = require "pack.io.safetensors"
 local support = require "spec.support.helper"
-local text = require "pack.text"
-local tokenizer = require "pack.tokenizer"
+local text = require "pack.data.text"
+local tokenizer = require "pack.data.tokenizer"
 
 local STEPS, WORKERS, WIDTH, FFN, CONTEXT = 12, 4, 16, 24, 16
 

@@ -1,10 +1,10 @@
 -- The trainer: steps, their records, mixing, accumulation, non-finite values and evaluation.
 local config = require "pack.config"
-local context = require "pack.context"
+local context = require "pack.core.context"
 local ffi = require "ffi"
 local numbers = require "spec.support.numbers"
 local support = require "spec.support.helper"
-local trainer = require "pack.trainer"
+local trainer = require "pack.train.trainer"
 
 -- A stream of tokens below `vocabulary` that follow a pattern which a model can learn.
 local function stream(count, vocabulary)

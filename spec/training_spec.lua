@@ -1,14 +1,14 @@
 -- The course of a run: hooks, and what happens when they or training fail.
 local config = require "pack.config"
-local context = require "pack.context"
+local context = require "pack.core.context"
 local ffi = require "ffi"
-local files = require "pack.files"
-local json = require "pack.json"
+local files = require "pack.io.files"
+local json = require "pack.io.json"
 local native = require "pack.native"
-local run = require "pack.run"
+local run = require "pack.run.folder"
 local support = require "spec.support.helper"
-local trainer = require "pack.trainer"
-local training = require "pack.training"
+local trainer = require "pack.train.trainer"
+local training = require "pack.run.course"
 
 local settings = {
   "model.vocab_size=257", "model.layers=1", "model.width=16", "model.heads=2", "model.ffn_width=24",
@@ -65,7 +65,7 @@ describe("A training run", function()
     end
     assert.same({0, 2, 4, 6, 8, 10}, spreads)
     assert.same({"epoch 1", "epoch 2"}, notes)
-    assert.same({}, require("pack.checkpoint").list(folder .. "/run"))
+    assert.same({}, require("pack.run.checkpoint").list(folder .. "/run"))
   end)
 
   it("ends with the error of a hook, which names file and line", function()
@@ -86,7 +86,7 @@ describe("A training run", function()
 
   it("stops at a loss that is not a number, before it is mixed, with whole lines behind it", function()
     local weights = one.model.arena.tensor
-    require("pack.ops").fill {shape = {weights:size(0), weights:size(1)}, value = 0 / 0, dtype = "f32", out = weights}
+    require("pack.core.ops").fill {shape = {weights:size(0), weights:size(1)}, value = 0 / 0, dtype = "f32", out = weights}
     local good, problem = pcall(training.run, one, owner, {data = "data"})
     assert.is_false(good)
     assert.is_truthy(tostring(problem):find("not finite", 1, true), problem)

@@ -1,6 +1,6 @@
 -- Values from outside: what JSON, YAML and Lua tables mean, and what is refused with which message.
-local json = require "pack.json"
-local value = require "pack.value"
+local json = require "pack.io.json"
+local value = require "pack.io.value"
 
 local function refused(language, text, message)
   local result, got = value.parse(language, text, "case")

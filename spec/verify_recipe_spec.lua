@@ -1,5 +1,5 @@
 -- recipes/verify.lua as users run it: golden cases, altered ones, and files that are none.
-local safetensors = require "pack.safetensors"
+local safetensors = require "pack.io.safetensors"
 local support = require "spec.support.helper"
 
 local fixtures = "spec/fixtures/golden/"
@@ -98,7 +98,7 @@ describe("recipes/verify.lua", function()
     support.write(folder .. "/empty.safetensors", "")
     fails(folder .. "/empty.safetensors", "0 bytes")
     safetensors.write(folder .. "/weights.safetensors",
-      {{name = "x", tensor = require("pack.tensor").zeros {2}}})
+      {{name = "x", tensor = require("pack.core.tensor").zeros {2}}})
     fails(folder .. "/weights.safetensors", "not a golden case: its metadata has no 'case'")
   end)
 

@@ -1,11 +1,11 @@
 -- The work of operations, against numbers counted by hand, by loops, and by the formula of a whole step.
 local config = require "pack.config"
-local context = require "pack.context"
-local dispatch = require "pack.dispatch"
+local context = require "pack.core.context"
+local dispatch = require "pack.core.dispatch"
 local numbers = require "spec.support.numbers"
-local trace = require "pack.trace"
-local trainer = require "pack.trainer"
-local work = require "pack.work"
+local trace = require "pack.measure.trace"
+local trainer = require "pack.train.trainer"
+local work = require "pack.measure.work"
 
 -- "f32 2 3" as a tensor's look.
 local function look(text)

@@ -48,7 +48,7 @@ static inline int64_t pk_aligned(int64_t bytes) {
   return (bytes + 63) / 64 * 64;
 }
 
-/* --- errors (core/error.c) --- */
+/* --- errors (base/error.c) --- */
 
 /* Sets this thread's message, printf style, and returns status. */
 pk_status pk_fail(pk_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -61,7 +61,7 @@ pk_status pk_fail_within(pk_status status, const char *format, ...)
 enum { PK_SHAPE_TEXT = 160 };
 const char *pk_shape_text(char text[PK_SHAPE_TEXT], int rank, const int64_t *shape);
 
-/* --- cores (core/cores.c) --- */
+/* --- cores (base/cores.c) --- */
 
 /* pk_cores by the cgroups listed in the file groups, as found under root. */
 int64_t pk_cores_of(const char *groups, const char *root);
@@ -69,7 +69,7 @@ int64_t pk_cores_of(const char *groups, const char *root);
 /* --- threads (core/threads.c) --- */
 
 /* Starts a thread that takes no signals: all that start one go through here, as the main thread
- * alone runs handlers (core/handlers.h). Returns 0, or an errno. */
+ * alone runs handlers (base/handlers.h). Returns 0, or an errno. */
 int pk_thread_start(pthread_t *thread, void *(*run)(void *), void *argument);
 
 typedef struct pk_threads pk_threads;

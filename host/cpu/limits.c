@@ -1,5 +1,5 @@
 /* What machine and cgroups leave this process of memory. */
-#include "core/cgroup.h"
+#include "base/cgroup.h"
 #include "cpu/cpu.h"
 
 /* What is left to the rest of the machine when no limit is set. */

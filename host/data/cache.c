@@ -4,7 +4,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "data/buffer.h"
+#include "base/buffer.h"
 #include "data/manifest.h"
 
 enum { MOST_MANIFEST_BYTES = 1 << 26 };

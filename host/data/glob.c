@@ -3,7 +3,7 @@
 #include <glob.h>
 #include <string.h>
 
-#include "data/buffer.h"
+#include "base/buffer.h"
 
 /* A folder that is not there matches nothing; one that cannot be read may hide what would match. */
 static int is_fatal(const char *path, int reason) {

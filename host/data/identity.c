@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/json_text.h"
-#include "data/utf8.h"
+#include "base/json_text.h"
+#include "base/utf8.h"
 
 enum { NUMBER_BYTES = 4096 }; /* Python itself refuses integers of more than 4,300 digits */
 

@@ -2,8 +2,8 @@
 #ifndef PK_DATA_IDENTITY_H
 #define PK_DATA_IDENTITY_H
 
-#include "data/buffer.h"
-#include "data/sha256.h"
+#include "base/buffer.h"
+#include "base/sha256.h"
 
 /* Appends what Python makes of a JSON text: keys sorted by code point, ", " and ": ", ASCII with
  * \uXXXX, integers digit by digit whatever their size, other numbers as repr() writes the double.

@@ -5,8 +5,8 @@
 
 #include <string.h>
 
-#include "data/json_text.h"
-#include "data/utf8.h"
+#include "base/json_text.h"
+#include "base/utf8.h"
 
 typedef struct field_value {
   const char *content; /* as written, or NULL if the field is not there */

@@ -2,7 +2,7 @@
 #ifndef PK_DATA_JSON_LINE_H
 #define PK_DATA_JSON_LINE_H
 
-#include "data/buffer.h"
+#include "base/buffer.h"
 
 /* Appends the string that the object line has under the key field; where a key is there twice the
  * last one counts, as in Python. Surrogates alone become U+FFFD and are counted in *replaced. Where

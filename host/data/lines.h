@@ -2,8 +2,8 @@
 #ifndef PK_DATA_LINES_H
 #define PK_DATA_LINES_H
 
-#include "data/buffer.h"
-#include "data/stream.h"
+#include "base/buffer.h"
+#include "base/stream.h"
 
 typedef struct pk_lines {
   pk_stream *stream;

@@ -5,7 +5,7 @@
 
 #include <zstd.h>
 
-#include "data/buffer.h"
+#include "base/buffer.h"
 #include "data/shard.h"
 
 /* A document on its way. path is borrowed, text is owned. */

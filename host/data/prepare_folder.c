@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "data/prepare.h"
-#include "io/output.h"
+#include "base/output.h"
 
 /* The file by which a folder is known for one that a preparation is making. */
 #define MARK ".packlua-preparing"

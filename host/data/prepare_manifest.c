@@ -4,7 +4,7 @@
 
 #include "data/prepare.h"
 #include "data/reader.h"
-#include "data/utf8.h"
+#include "base/utf8.h"
 
 static const char *const text_units[] = {"file", "line", "paragraph"};
 

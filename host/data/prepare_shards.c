@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "data/prepare.h"
-#include "io/output.h"
+#include "base/output.h"
 
 void pk_shards_begin(pk_shards *shards, const char *folder, const char *split, int width,
                      int64_t shard_tokens, int level) {

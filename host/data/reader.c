@@ -7,7 +7,7 @@
 
 #include "data/json_line.h"
 #include "data/lines.h"
-#include "data/utf8.h"
+#include "base/utf8.h"
 
 enum { KEEP = 1 << 20 }; /* bytes that a buffer may keep for the next line */
 

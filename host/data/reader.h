@@ -2,7 +2,7 @@
 #ifndef PK_DATA_READER_H
 #define PK_DATA_READER_H
 
-#include "data/buffer.h"
+#include "base/buffer.h"
 
 /* What counts as a document of a .txt file. */
 typedef enum pk_text_unit {

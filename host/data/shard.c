@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "io/output.h"
+#include "base/output.h"
 
 static const char advice[] = "copy it again from where it is whole, or prepare the cache anew";
 

@@ -2,7 +2,7 @@
 #ifndef PK_DATA_SHARD_H
 #define PK_DATA_SHARD_H
 
-#include "data/sha256.h"
+#include "base/sha256.h"
 
 /* Stored bytes are checked in blocks of so many; the last one of a file may be shorter. */
 enum { PK_BLOCK_BYTES = 1 << 18 };

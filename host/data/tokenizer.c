@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "data/sentencepiece.h"
-#include "data/sha256.h"
+#include "base/sha256.h"
 
 enum { BYTES_EOS = 256, MODEL_LIMIT = 1 << 28 };
 

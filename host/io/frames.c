@@ -11,7 +11,7 @@
 
 #include <zstd.h>
 
-#include "data/sha256.h"
+#include "base/sha256.h"
 
 static const char trailer_tag[] = "packlua sha256 ";
 static const unsigned char trailer_magic[4] = {0x5c, 0x2a, 0x4d, 0x18};

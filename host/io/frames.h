@@ -3,7 +3,7 @@
 #ifndef PK_IO_FRAMES_H
 #define PK_IO_FRAMES_H
 
-#include "io/output.h"
+#include "base/output.h"
 
 enum { PK_FRAME_BYTES = 1 << 24 }; /* content of every frame but the last; readers refuse more */
 

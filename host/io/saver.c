@@ -10,7 +10,7 @@
 #include <sys/resource.h>
 #include <time.h>
 
-#include "io/output.h"
+#include "base/output.h"
 #include "io/safetensors.h"
 
 enum {

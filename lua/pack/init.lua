@@ -1,6 +1,6 @@
 --- The library: require "pack" gives its modules, tensor makers and operations by name.
 --
--- pack.topology is require "pack.topology", loaded at first use so that starting stays a matter of
+-- pack.topology is require "pack.mixing.topology", loaded at first use so that starting stays a matter of
 -- milliseconds; pack.zeros and the other makers come from pack.tensor, derivatives from pack.grad,
 -- and any operation of pack.ops can be called as pack.matmul.
 local pack = {
@@ -33,7 +33,7 @@ local function find(name)
   if place then return require("pack." .. place[1])[place[2]] end
   local module = "pack." .. name
   if is_module(module) then return require(module) end
-  if require("pack.dispatch").operations[name] then return require("pack.ops")[name] end
+  if require("pack.core.dispatch").operations[name] then return require("pack.core.ops")[name] end
 end
 
 return setmetatable(pack, {

@@ -3,10 +3,10 @@
 -- In every round each candidate runs once, in a process of its own, packlua and PyTorch in turn. Round 1 runs all;
 -- later ones leave out PyTorch's variants that were more than a quarter slower than its best of the same dtype. A
 -- ratio is packlua's rate over that of the best PyTorch variant of any dtype in the same round.
-local json = require "pack.json"
-local options = require "pack.options"
-local plan = require "pack.plan"
-local statistics = require "pack.statistics"
+local json = require "pack.io.json"
+local options = require "pack.run.options"
+local plan = require "pack.train.plan"
+local statistics = require "pack.measure.statistics"
 
 local given = options.parse {
   recipe = "compare", summary = "Compares packlua's training step with the same step in PyTorch.", arg = arg,
@@ -45,7 +45,7 @@ if given.quick then
 end
 local config = plan.with_workers(given.config, {"training.max_tokens=1073741824", unpack(settings)}, given.workers)
 if not config then
-  require("pack.failure").usage("the batch of %s cannot be shared out among %d workers", given.config, given.workers)
+  require("pack.core.failure").usage("the batch of %s cannot be shared out among %d workers", given.config, given.workers)
 end
 
 local function words(text)
@@ -189,7 +189,7 @@ local function is_torch(one) return one.torch end
 local function is_packlua(one) return not one.torch end
 local ours, theirs = largest(is_packlua, "ceiling_gflops"), largest(is_torch, "ceiling_f32_gflops")
 local ceiling = math.max(ours, theirs)
-local work = require "pack.work"
+local work = require "pack.measure.work"
 local flops_per_target = work.model_flops(config) / config.training.batch_tokens
 
 print(("%s, N = %d, %d targets a step; %d rounds of %d steps after %d\nlargest f32 ceiling of the session: packlua %.1f, "

@@ -4,9 +4,9 @@
 -- error that says what failed, or with the result that it has without a fault; then the scenario goes on without
 -- a fault to the undisturbed result. --points: at most so many n, evenly spread; --part: every P-th of them, from I.
 -- Exit code 1: some n did not do so; they are listed.
-local failure = require "pack.failure"
+local failure = require "pack.core.failure"
 local ffi = require "ffi"
-local files = require "pack.files"
+local files = require "pack.io.files"
 local scenarios = require "spec.faults.scenarios"
 local support = require "spec.support.helper"
 

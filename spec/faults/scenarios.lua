@@ -7,11 +7,11 @@
 -- again(folder) (optional), the command that goes on after a failure, nil if there is nothing to go on from, after
 -- which the outcome must be there; checked(folder) (optional), which raises if a file that was whole is not any more.
 local cache = require "spec.support.cache"
-local checkpoint = require "pack.checkpoint"
-local files = require "pack.files"
-local json = require "pack.json"
-local prepare = require "pack.prepare"
-local safetensors = require "pack.safetensors"
+local checkpoint = require "pack.run.checkpoint"
+local files = require "pack.io.files"
+local json = require "pack.io.json"
+local prepare = require "pack.data.prepare"
+local safetensors = require "pack.io.safetensors"
 local support = require "spec.support.helper"
 
 -- The smallest run that has all parts.

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "data/reader.h"
-#include "data/utf8.h"
+#include "base/utf8.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 

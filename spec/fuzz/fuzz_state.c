@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "data/sha256.h"
+#include "base/sha256.h"
 #include "io/frames.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);

@@ -3,7 +3,7 @@
 -- A variable has a shape, a kind (F: the program's floats, H: halves, D: f64, I: i32) and a store, which views share.
 -- Of a store are known bounds of its values, so that statements can keep results finite and smooth; whether its values
 -- are exact, so the same on every device; and whether they may jump (rough), so that they tell nothing about precision.
-local dispatch = require "pack.dispatch"
+local dispatch = require "pack.core.dispatch"
 
 local builder = {}
 

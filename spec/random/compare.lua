@@ -1,6 +1,6 @@
 --- What is asked of a random program: the same bits eager and recorded, with one thread and two, on each device; values
 -- and gradients near those of the same program in f64; and gradients near differences.
-local context = require "pack.context"
+local context = require "pack.core.context"
 local differences = require "spec.random.differences"
 local emu = require "spec.support.emu"
 local execute = require "spec.random.execute"

@@ -1,6 +1,6 @@
 --- Gradients by central differences, beside those that a program takes.
 local ffi = require "ffi"
-local ops = require "pack.ops"
+local ops = require "pack.core.ops"
 
 local differences = {}
 

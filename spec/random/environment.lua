@@ -2,8 +2,8 @@
 -- gradients that can be looked into.
 local ffi = require "ffi"
 local grad = require "pack.grad"
-local ops = require "pack.ops"
-local tensor = require "pack.tensor"
+local ops = require "pack.core.ops"
+local tensor = require "pack.core.tensor"
 
 local environment = {}
 

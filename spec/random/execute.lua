@@ -2,7 +2,7 @@
 local environment = require "spec.random.environment"
 local ffi = require "ffi"
 local native = require "pack.native"
-local program = require "pack.program"
+local program = require "pack.core.program"
 
 local execute = {}
 

@@ -18,6 +18,6 @@ end
 
 local found, runner = pcall(require, "busted.runner")
 if not found then
-  require("pack.failure").usage("busted is not installed (Debian: lua-busted):\n%s", runner)
+  require("pack.core.failure").usage("busted is not installed (Debian: lua-busted):\n%s", runner)
 end
 runner {standalone = false}

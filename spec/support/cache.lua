@@ -1,8 +1,8 @@
 --- What the specs about data share: small SentencePiece models, compressed files, what a cache holds.
 local assert = require "luassert"
 local ffi = require "ffi"
-local json = require "pack.json"
-local prepare = require "pack.prepare"
+local json = require "pack.io.json"
+local prepare = require "pack.data.prepare"
 local support = require "spec.support.helper"
 
 ffi.cdef [[

@@ -1,5 +1,5 @@
 --- Checks a file of Chrome's trace format: what Perfetto and chrome://tracing need, and what makes sense.
-local json = require "pack.json"
+local json = require "pack.io.json"
 local support = require "spec.support.helper"
 
 local chrome_trace = {}

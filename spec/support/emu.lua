@@ -1,11 +1,11 @@
 --- The emulated CUDA device for specs: opening it, and what its runtime lets a test see and spoil
 -- (kernels/emu/control.h).
-local context = require "pack.context"
+local context = require "pack.core.context"
 local ffi = require "ffi"
 local helper = require "spec.support.helper"
-local ops = require "pack.ops"
-local program = require "pack.program"
-local tensor = require "pack.tensor"
+local ops = require "pack.core.ops"
+local program = require "pack.core.program"
+local tensor = require "pack.core.tensor"
 
 ffi.cdef [[
   typedef struct pk_emu_counters {

@@ -91,7 +91,7 @@ local function live_tensors()
   jit.flush()
   collectgarbage()
   collectgarbage()
-  return require("pack.context").default():memory().live
+  return require("pack.core.context").default():memory().live
 end
 
 --- Called in a describe block: every case in it must leave no more live tensors than it found. Tensors

@@ -1,10 +1,10 @@
 --- What the specs of operations share: made-up values, plain arrays, and comparisons to the bit.
 local assert = require "luassert"
-local context = require "pack.context"
+local context = require "pack.core.context"
 local ffi = require "ffi"
 local native = require "pack.native"
-local ops = require "pack.ops"
-local tensor = require "pack.tensor"
+local ops = require "pack.core.ops"
+local tensor = require "pack.core.tensor"
 
 local numbers = {}
 

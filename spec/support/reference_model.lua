@@ -1,8 +1,8 @@
 --- A small model for comparisons with other programs: every size differs, and so do all of its weights, norms too.
 -- Run as a program it writes the weights and their configuration: packlua spec/support/reference_model.lua DIR
-local json = require "pack.json"
-local llama = require "pack.llama"
-local safetensors = require "pack.safetensors"
+local json = require "pack.io.json"
+local llama = require "pack.model.llama"
+local safetensors = require "pack.io.safetensors"
 
 local reference = {}
 

@@ -1,0 +1,75 @@
+--- The step of a trainer done the ordinary way: the N models one after the other, each by itself.
+--
+-- What packed training is compared with. Weights, gradients and moments are the same arenas, seen one worker at a time,
+-- and the update is the same; only forward and backward run N times with one model instead of once with N.
+local ops = require "pack.core.ops"
+local tensor = require "pack.core.tensor"
+
+local sequential = {}
+
+-- Worker `index` (from 0) of a tensor [N, ...], as a tensor [1, ...].
+local function entry(whole, index)
+  local shape, stride = whole:sizes(), whole.stride
+  shape[1] = 1
+  return whole:view {shape = shape, stride = stride, offset = index * stride}
+end
+
+-- The row of one worker in an arena, as far as a model asks an arena.
+local function row_of(arena, index)
+  local views = {}
+  return {view = function(_, name)
+    views[name] = views[name] or entry(arena:view(name), index)
+    return views[name]
+  end}
+end
+
+-- Worker `index` as an ordinary model. It shares the bf16 copy of the weights too, which the packed model looks after.
+local function model_of(trainer, index)
+  local model = trainer.model:worker(index)
+  if trainer.model.half then
+    model.half = row_of(trainer.model.half, index)
+    function model.refresh() end
+  end
+  return model
+end
+
+-- One worker with its part of the batch, its gradients, and where its loss and count go.
+local function ordinary(trainer, index, losses, counts)
+  local model = model_of(trainer, index)
+  local one = {model = model, gradients = row_of(trainer.optimizer.gradients, index),
+    loss = entry(losses, index), count = entry(counts, index), tokens = {}, targets = {}}
+  for micro = 1, trainer.accumulation do
+    one.tokens[micro] = entry(trainer.tokens[micro], index)
+    one.targets[micro] = entry(trainer.targets[micro], index)
+  end
+  return one
+end
+
+-- Forward and backward of one worker.
+local function compute(one)
+  local losses, counts
+  for micro, tokens in ipairs(one.tokens) do
+    local loss, count = one.model:backward(tokens, one.targets[micro], one.gradients, micro > 1)
+    losses = losses and ops.add(losses, loss) or loss
+    counts = counts and ops.add(counts, count) or count
+  end
+  ops.copy(losses, {out = one.loss})
+  ops.copy(counts, {out = one.count})
+end
+
+--- Makes a trainer that has not taken a step compute its workers one after the other.
+function sequential.apply(trainer)
+  local function per_worker(dtype)
+    return tensor.zeros({trainer.num_models}, dtype, {category = "workspace", context = trainer.context})
+  end
+  local losses, counts, workers = per_worker(trainer.model.dtype), per_worker("f64"), {}
+  for index = 0, trainer.num_models - 1 do
+    workers[index + 1] = ordinary(trainer, index, losses, counts)
+  end
+  function trainer.compute()
+    for _, one in ipairs(workers) do compute(one) end
+    return losses, counts
+  end
+end
+
+return sequential

@@ -1,0 +1,279 @@
+-- The training loop's machinery: data, model, optimizer, topology and schedule as one object that
+-- takes steps and evaluates. A recipe owns the loop; see recipes/train.lua.
+local configs = require "pack.config"
+local data = require "pack.data.source"
+local ffi = require "ffi"
+local interrupt = require "pack.core.interrupt"
+local llama = require "pack.model.llama"
+local loader = require "pack.data.loader"
+local native = require "pack.native"
+local ops = require "pack.core.ops"
+local optim = require "pack.train.adamw"
+local program = require "pack.core.program"
+local runtime = require "pack.config.runtime"
+local schedule = require "pack.train.schedule"
+local tensor = require "pack.core.tensor"
+local topology = require "pack.mixing.topology"
+
+local trainer = {}
+
+local Trainer = {}
+Trainer.__index = Trainer
+
+-- gamma W + (1 - gamma) I as rows; without W, I.
+local function consensus_matrix(n, gamma, w)
+  local rows = {}
+  for i = 1, n do
+    rows[i] = {}
+    for j = 1, n do
+      local identity = i == j and 1 or 0
+      rows[i][j] = w and gamma * w[i][j] + (1 - gamma) * identity or identity
+    end
+  end
+  return rows
+end
+
+--- A trainer for a resolved configuration.
+-- options: context, train and validation (token streams, see pack.data; without train it can be planned, not
+-- run), validation_complete (true), fused (see optim.adamw), dtype of parameters and arithmetic (f32; f64 to check).
+function trainer.create(config, options)
+  local self = setmetatable({}, Trainer)
+  local decentralized = config.decentralized
+  self.config = config
+  self.context = options.context
+  self.num_models = decentralized.num_models
+  self.schedule = schedule.create(config)
+  self.total_steps = self.schedule.total_steps
+  self.accumulation = self.schedule.accumulation
+  self.topology = topology.create(decentralized.topology, self.num_models,
+    {seed = config.runtime.seed, group = decentralized.group or nil,
+      period = decentralized.period or nil})
+  self.model = llama.create(config.model, {num_models = self.num_models, context = options.context,
+    dtype = options.dtype, amp = config.runtime.amp == true, attention = config.runtime.attention})
+  self.model:initialize(config.runtime.seed)
+  self.optimizer = optim.adamw(self.model, config.optimizer,
+    {scheme = decentralized.scheme, fused = options.fused})
+  if options.train then self:open_loader(options.train) end
+  self.validation, self.validation_complete = options.validation, options.validation_complete ~= false
+  self.identity = consensus_matrix(self.num_models)
+  self.step_number, self.mixings = 0, 0
+  self:allocate_batch()
+  return self
+end
+
+--- A trainer with everything that it needs: reads the configuration (a file, or a table of sections; default
+-- configs/tiny.lua), changes it by settings, a list of "section.key=value", opens its data and its device. Besides
+-- model, optimizer and batches (the loader) it has data, what pack.data.open returned.
+function trainer.open(source, settings)
+  source = source or "configs/tiny.lua"
+  local config = type(source) == "table" and configs.resolve {table = source, set = settings}
+    or configs.load(source, settings)
+  local opened = data.open(config)
+  local self = trainer.create(config, {context = (runtime.open(config)), train = opened.train,
+    validation = opened.validation, validation_complete = opened.validation_complete})
+  self.data = opened
+  return self
+end
+
+-- The loader of the training batches.
+function Trainer:open_loader(train)
+  local config = self.config
+  self.batches = loader.create {
+    tokens = train, context_length = config.model.context_length,
+    num_models = self.num_models, micro_batch_size = config.training.micro_batch_size,
+    accumulation = self.accumulation, seed = config.data.shuffle_seed,
+    limit_tokens = self.total_steps * config.training.batch_tokens + 1, -- the last one is a target only
+    buffer_mib = config.data.buffer_size_mib, prefetch = config.data.prefetch,
+  }
+end
+
+-- The tensors that a micro-batch is copied into, and their copies on the host.
+function Trainer:allocate_batch()
+  local rows, length = self.config.training.micro_batch_size, self.config.model.context_length
+  self.micro_elements = self.num_models * rows * length
+  local function device_batch()
+    return tensor.zeros({self.num_models, rows, length}, "i32",
+      {category = "data", context = self.context})
+  end
+  self.tokens, self.targets = {}, {} -- one tensor per micro-step
+  for micro = 1, self.accumulation do
+    self.tokens[micro], self.targets[micro] = device_batch(), device_batch()
+  end
+  self.host_tokens = ffi.new("int32_t[?]", self.accumulation * self.micro_elements)
+  self.host_targets = ffi.new("int32_t[?]", self.accumulation * self.micro_elements)
+end
+
+-- W' = gamma W + (1 - gamma) I for the coming mixing; I when this step does not mix.
+function Trainer:mixing_matrix(gamma, mixes)
+  if not mixes then return self.identity end
+  local w = self.topology:matrix(self.mixings)
+  return gamma == 1 and w or consensus_matrix(self.num_models, gamma, w)
+end
+
+-- Writes the host's batch into device memory.
+function Trainer:write_batch()
+  for micro = 1, self.accumulation do
+    local first = (micro - 1) * self.micro_elements
+    self.tokens[micro]:write(self.host_tokens + first)
+    self.targets[micro]:write(self.host_targets + first)
+  end
+end
+
+--- The operations before a step's update: forward and backward of the batch in micro-steps, into the gradient
+-- arena. Returns loss sums and counts of valid targets per worker, tensors [N].
+function Trainer:compute()
+  local losses, counts
+  for micro = 1, self.accumulation do
+    local loss, count = self.model:backward(self.tokens[micro], self.targets[micro],
+      self.optimizer.gradients, micro > 1)
+    losses = losses and ops.add(losses, loss) or loss
+    counts = counts and ops.add(counts, count) or count
+  end
+  return losses, counts
+end
+
+-- The operations of a step. Returns loss sums, counts of valid targets and gradient norms per worker, tensors [N].
+function Trainer:launch()
+  local losses, counts = self:compute()
+  return losses, counts, self.optimizer:update(losses, counts)
+end
+
+local function record_step(self)
+  return program.record(function() return self:launch() end, {}, self.context,
+    {recompute = self.config.runtime.recompute})
+end
+
+--- The step as a recorded program; made at first use.
+function Trainer:recorded()
+  self.program = self.program or record_step(self)
+  return self.program
+end
+
+-- Runs the step's operations, recorded or one by one.
+function Trainer:run_step()
+  if not self.config.runtime.compile then return self:launch() end
+  local recorded = self:recorded()
+  recorded:run()
+  self.optimizer:updated()
+  local results = recorded.results
+  return results[1], results[2], results[3]
+end
+
+local function per_worker(n, values, counts)
+  local list = {}
+  for i = 0, n - 1 do
+    list[i + 1] = counts and (counts[i] > 0 and values[i] / counts[i] or 0) or values[i]
+  end
+  return list
+end
+
+-- The batch's loss: all workers' sums over all their targets.
+local function mean_loss(n, sums, counts)
+  local sum, count = 0, 0
+  for i = 0, n - 1 do sum, count = sum + sums[i], count + counts[i] end
+  return count > 0 and sum / count or 0
+end
+
+-- Takes the batch of this step: the one that was taken before if that step came to nothing.
+function Trainer:next_batch()
+  if self.unfinished then self.batches:set_cursor(self.unfinished) end
+  self.unfinished = self.batches:cursor()
+  self.batches:next(self.host_tokens, self.host_targets)
+  self:write_batch()
+end
+
+--- Samples taken by the steps that were finished: where the next step's batch begins.
+function Trainer:cursor()
+  return self.unfinished or self.batches:cursor()
+end
+
+--- Goes to the batch that begins where so many samples were taken.
+function Trainer:set_cursor(taken)
+  self.unfinished = nil
+  self.batches:set_cursor(taken)
+end
+
+-- What belongs together of a step.
+local function take_step(self, lr, gamma)
+  local t = self.step_number
+  local mixes = self.schedule:mixes(t)
+  native.C.pk_range_step(self.context.handle, t)
+  self:next_batch()
+  self.optimizer:prepare {t = t + 1, lr = lr, mixes = mixes,
+    mixing = self:mixing_matrix(gamma, mixes)}
+  local losses, counts, norms = self:run_step()
+  self.host_results = tensor.read_all({losses, counts, norms, self.optimizer.guard}, self.host_results)
+  self.optimizer:check(self.host_results[4])
+  self.step_number, self.unfinished = t + 1, nil
+  if mixes then self.mixings = self.mixings + 1 end
+end
+
+--- Takes one optimizer step and returns its record, a row of metrics.jsonl:
+-- step, tokens, epoch, loss, loss_worker, grad_norm_worker, lr, gamma, topology_phase, step_seconds,
+-- tokens_per_second, memory_bytes. Raises when a loss or norm is not finite. A step that ^C interrupts, or that
+-- fails, has not happened: weights, moments, counters and position are as before, and the next one takes its batch.
+function Trainer:step()
+  local began = native.C.pk_clock()
+  local n, t, phase = self.num_models, self.step_number, self.mixings
+  local lr, gamma = self.schedule:lr(t), self.schedule:gamma(t)
+  interrupt.hold(native.C.PK_HOLD_CODE, take_step, self, lr, gamma)
+  local sums, host_counts, host_norms = unpack(self.host_results)
+  local seconds = native.C.pk_clock() - began
+  local batch_tokens = self.config.training.batch_tokens
+  local record = {
+    step = t, tokens = (t + 1) * batch_tokens, epoch = self.schedule:epoch_of_step(t),
+    loss = mean_loss(n, sums, host_counts), loss_worker = per_worker(n, sums, host_counts),
+    grad_norm_worker = per_worker(n, host_norms), lr = lr, gamma = gamma,
+    topology_phase = phase, step_seconds = seconds,
+    tokens_per_second = batch_tokens / seconds, memory_bytes = self.context:peak(),
+  }
+  return record
+end
+
+--- sqrt of the mean squared distance of the workers from their average.
+function Trainer:consensus_distance()
+  return ops.consensus_distance(self.model.arena.tensor):item()
+end
+
+--- Evaluates the worker average on the validation stream; the training state is untouched.
+-- options: blocks (a fixed subset of that many blocks; default all), workers (each worker too).
+-- Returns a row of metrics.jsonl: step, tokens, split, loss, perplexity, targets,
+-- validation_complete, consensus_distance and, if asked for, loss_worker.
+function Trainer:evaluate(options)
+  options = options or {}
+  local evaluation = self.config.evaluation
+  local blocks = loader.validation {
+    tokens = self.validation, context_length = self.config.model.context_length,
+    batch_size = evaluation.batch_size, subset = options.blocks, seed = evaluation.seed,
+    context = self.context,
+  }
+  local mean = self.model:average()
+  local loss, targets = mean:loss_over(blocks)
+  mean:free()
+  local row = {
+    step = self.step_number, tokens = self.step_number * self.config.training.batch_tokens,
+    split = "validation", loss = loss, perplexity = math.exp(loss), targets = targets,
+    validation_complete = self.validation_complete and blocks.complete,
+    consensus_distance = self:consensus_distance(),
+  }
+  if options.workers then
+    row.loss_worker = {}
+    for i = 0, self.num_models - 1 do
+      row.loss_worker[i + 1] = self.model:worker(i):loss_over(blocks)
+    end
+  end
+  return row
+end
+
+--- Releases the trainer's tensors and its loader at once.
+function Trainer:free()
+  if self.program then self.program:free() end
+  if self.batches then self.batches:close() end
+  for _, list in ipairs {self.tokens, self.targets} do
+    for _, batch in ipairs(list) do batch:free() end
+  end
+  self.optimizer:free()
+  self.model:free()
+end
+
+return trainer
