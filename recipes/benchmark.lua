@@ -14,7 +14,7 @@ local options = pack.options.parse {
 
 -- Instead of a comparison: the micro-batch, threads and recomputation that are fastest here, as a configuration.
 if options.tune then
-  pack.benchmark_tune.run(options)
+  pack.tune.run(options)
   return
 end
 

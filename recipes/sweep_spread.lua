@@ -19,7 +19,7 @@ pack.sweep {
     }
     -- From the run's folder, which also has the steps before an interruption.
     local largest = 0
-    for _, distance in ipairs(pack.report_runs.read(task.folder).consensus.distance) do
+    for _, distance in ipairs(pack.runs.read(task.folder).consensus.distance) do
       largest = math.max(largest, distance)
     end
     return {largest_consensus_distance = largest}

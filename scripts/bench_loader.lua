@@ -5,7 +5,7 @@
 local ffi = require "ffi"
 local pack = require "pack"
 
-local C = pack.native.C
+local C = require("pack.native").C
 local tokens, level = tonumber(arg[1] or 1e8), tonumber(arg[2] or 0)
 local shape = {num_models = 8, micro_batch_size = 4, accumulation = 1, context_length = 1024} -- 32,768 targets
 

@@ -11,11 +11,6 @@ local path = native.home() .. "/docs/lua.md"
 
 -- Public functions -------------------------------------------------------------------------------
 
--- The source of a module, relative to the root.
-local function source_of(module)
-  return ("lua/pack/%s.lua"):format(module)
-end
-
 -- The name that the file has for the table which it returns.
 local function table_name(list)
   for i = #list, 1, -1 do
@@ -26,8 +21,8 @@ end
 
 -- Functions that the file defines in its table or in a class, by line. Metamethods have their meaning from Lua. A
 -- method with an ordinary comment (two dashes) is for the module's own use and no part of the interface.
-local function defined_in(module)
-  local list, found, classes = docstrings.lines_of(docstrings.path_of(module)), {}, {methods = true}
+local function defined_in(path)
+  local list, found, classes = docstrings.lines_of(path), {}, {methods = true}
   local own = table_name(list)
   if own then classes[own] = true end
   for _, line in ipairs(list) do
@@ -46,9 +41,9 @@ local function defined_in(module)
 end
 
 -- What the module's table holds besides: functions of a table constructor or of a loop.
-local function reachable_from(module)
-  local list, value = {}, require("pack." .. module)
-  local own = ("@%s/%s"):format(native.home(), source_of(module))
+local function reachable_from(module, path)
+  local list, value = {}, require(module)
+  local own = "@" .. path
   for name, member in pairs(type(value) == "table" and value or {}) do
     local info = type(member) == "function" and debug.getinfo(member, "S")
     if info and info.source == own then
@@ -59,19 +54,19 @@ local function reachable_from(module)
 end
 
 -- Public functions of a module without a docstring, as "file:line: name".
-local function undocumented(module, documented)
-  local known, found = {}, {}
+local function undocumented(module, path)
+  local documented, known, found = docstrings.documented(path), {}, {}
   for _, entry in ipairs(documented) do known[entry.line], known[entry.name] = true, true end
   local function look_at(list)
     for _, one in ipairs(list) do
       if not known[one.line] and not known[one.name] then
         known[one.line] = true
-        found[#found + 1] = ("%s:%d: %s has no docstring"):format(source_of(module), one.line, one.name)
+        found[#found + 1] = ("%s:%d: %s has no docstring"):format(path:sub(#native.home() + 2), one.line, one.name)
       end
     end
   end
-  look_at(defined_in(module))
-  look_at(reachable_from(module))
+  look_at(defined_in(path))
+  look_at(reachable_from(module, path))
   return found
 end
 
@@ -176,10 +171,13 @@ local function first_sentence(text)
   return line:match("^(.-[^.])%.%s") or line:match("^(.-)%.?$")
 end
 
+-- The modules for the library's own use have docstrings as well; the document leaves them out.
 local missing, modules = {}, {}
+for _, one in ipairs(docstrings.files()) do
+  for _, text in ipairs(undocumented(one.module, one.path)) do missing[#missing + 1] = text end
+end
 for _, name in ipairs(docstrings.modules()) do
   local documented, head = docstrings.documented(docstrings.path_of(name))
-  for _, text in ipairs(undocumented(name, documented)) do missing[#missing + 1] = text end
   if #documented > 0 then modules[#modules + 1] = {name = name, documented = documented, head = head} end
 end
 
@@ -189,8 +187,8 @@ add([[
 Made by `packlua scripts/lua_docs.lua --write` from the comments in lua/pack and the rows of host/ops.def; the same
 texts are at the prompt, by `:help NAME`. `require "pack"` gives everything below by name: `pack.topology` is the module,
 loaded when it is first used. `pack.zeros`, `pack.ones`, `pack.full`, `pack.from`, `pack.arange`, `pack.normal` and
-`pack.uniform` are short for those of `pack.tensor`, `pack.compile` for that of `pack.program`, and an operation such as
-`pack.matmul` for that of `pack.ops`. A name with a capital, such as `Trainer:step`, is a method of what its module makes.
+`pack.uniform` are short for those of `pack.tensor`, `pack.compile` for that of `pack.program`, `pack.hvp` for that of
+`pack.grad`, `pack.gradgradcheck` for that of `pack.gradcheck`, and an operation such as `pack.matmul` for that of `pack.ops`. A name with a capital, such as `Trainer:step`, is a method of what its module makes.
 
 | module | |
 |---|---|]])

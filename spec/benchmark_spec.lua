@@ -57,7 +57,7 @@ local function process_of(name)
   local found
   for path in pipe:lines() do
     local id = path:match("^/proc/(%d+)/")
-    if (support.read(path) or ""):find("pack.benchmark_candidate", 1, true) then found = tonumber(id) end
+    if (support.read(path) or ""):find("pack.benchmark.candidate", 1, true) then found = tonumber(id) end
   end
   pipe:close()
   return found

@@ -1,7 +1,7 @@
 -- Second derivatives: of compositions, and of the fused operations by way of their reference forms.
 local grad = require "pack.grad"
 local gradcheck = require "pack.grad.gradcheck"
-local gradgradcheck = require "pack.grad.gradgradcheck"
+local gradgradcheck = gradcheck.gradgradcheck
 local helper = require "spec.support.helper"
 local numbers = require "spec.support.numbers"
 local ops = require "pack.core.ops"

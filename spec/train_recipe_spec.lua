@@ -346,10 +346,10 @@ end)
 
 describe("Start-up", function()
   -- Opening a context loads this module and starts threads.
-  local forbid = "packlua -e 'package.preload[\"pack.context\"] = function() error(\"a context was made\") end' "
+  local forbid = "packlua -e 'package.preload[\"pack.core.context\"] = function() error(\"a context was made\") end' "
 
   it("of an empty program loads no part of the library", function()
-    local code, out = support.run("packlua -e 'print(package.loaded[\"pack.native\"], package.loaded[\"pack.context\"])'")
+    local code, out = support.run("packlua -e 'print(package.loaded[\"pack.native\"], package.loaded[\"pack.core.context\"])'")
     assert.equal(0, code)
     assert.equal("nil\tnil\n", out)
     assert.equal(0, (support.run("packlua -e ''")))

@@ -1,6 +1,6 @@
 --- Benchmarks of packed against sequential training: every candidate in a process of its own, in turns, its results in
--- a folder. What is measured is in benchmark_candidate, the order in benchmark_plan, what came of it in
--- benchmark_summary.
+-- a folder. What is measured is in candidate.lua, the order in plan.lua, what came of it in
+-- summary.lua.
 --
 -- n-N.json               the configuration of N workers
 -- n-N-MODE-EXECUTION     .json: a candidate's results; .log: what it printed; .trace.json: one step of it

@@ -228,12 +228,12 @@ local inputs = ffi.new("const pk_tensor *[?]", C.PK_MAX_INPUTS)
 local outputs = ffi.new("pk_tensor *[?]", C.PK_MAX_OUTPUTS)
 local nothing = {}
 
-local function is_tensor(value)
+--- Whether a value is a tensor.
+function dispatch.is_tensor(value)
   return ffi.istype(Tensor, value)
 end
 
---- Whether a value is a tensor.
-dispatch.is_tensor = is_tensor
+local is_tensor = dispatch.is_tensor
 
 -- Puts a tensor where C reads it.
 local function put_input(operation, i, value)

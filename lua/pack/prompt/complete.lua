@@ -30,11 +30,8 @@ end
 
 -- The names that pack loads when they are first used.
 local function add_pack(found)
-  local pack, files, native = require "pack", require "pack.io.files", require "pack.native"
-  for _, name in ipairs(files.list(native.home() .. "/lua/pack") or {}) do
-    local module = name:match("^([%w_]+)%.lua$")
-    if module and module ~= "init" then found[module] = true end
-  end
+  local pack = require "pack"
+  for name in pairs(pack.modules) do found[name] = true end
   for name in pairs(require("pack.core.dispatch").operations) do found[name] = true end
   for name in pairs(pack.functions) do found[name] = true end
 end
@@ -93,8 +90,8 @@ local function field_of(value, name)
   if type(value) == "string" then return string[name] end
 end
 
--- The value of a chain such as run.model.weight["norm.weight"] or list[2]; nil where there is none.
-local function value_of(chain)
+--- The value of a chain such as run.model.weight["norm.weight"] or list[2]; nil where there is none.
+function complete.value_of(chain)
   local name, rest = chain:match("^([%a_][%w_]*)(.*)$")
   local value = name and rawget(_G, name)
   while value ~= nil and rest ~= "" do
@@ -112,9 +109,6 @@ local function value_of(chain)
   end
   return value
 end
-
---- The value of a chain such as run.model.weight["norm.weight"] or list[2]; nil where there is none.
-complete.value_of = value_of
 
 -- The chain that a text ends with.
 local function last_chain(text)
@@ -194,7 +188,7 @@ local function names_after(text)
   local chain = last_chain(text)
   local owner, mark, start = chain:match("^(.+)([.:])([%w_]*)$")
   if owner then
-    local value = value_of(owner)
+    local value = complete.value_of(owner)
     if value == nil then return {}, start end
     local list = {}
     for _, name in ipairs(beginning_with(fields(value, mark == ":"), start)) do
@@ -214,7 +208,7 @@ end
 -- Keys of the table that a quote in brackets is to index, else files.
 local function inside_quotes(before, content, quote)
   local owner = before:match("^(.*)%[$")
-  local value = owner and owner ~= "" and value_of(last_chain(owner))
+  local value = owner and owner ~= "" and complete.value_of(last_chain(owner))
   if type(value) == "table" then return beginning_with(fields(value, false), content), content, quote .. "]" end
   return paths(content), content, quote
 end

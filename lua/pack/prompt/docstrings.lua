@@ -53,19 +53,42 @@ function docstrings.documented(path)
   return list, head_of(lines)
 end
 
---- The names of the library's modules, sorted.
+--- The names of the public modules, sorted.
 function docstrings.modules()
   local names = {}
-  for _, file in ipairs(files.list(native.home() .. "/lua/pack") or {}) do
-    local name = file:match("^([%w_]+)%.lua$")
-    if name and name ~= "init" then names[#names + 1] = name end
-  end
+  for name in pairs(require("pack").modules) do names[#names + 1] = name end
+  table.sort(names)
   return names
 end
 
---- The file of a module.
+local function add_files(list, folder, prefix)
+  for _, name in ipairs(files.list(folder) or {}) do
+    local path, stem = folder .. "/" .. name, name:match("^([%w_]+)%.lua$")
+    if stem then
+      list[#list + 1] = {module = stem == "init" and prefix or prefix .. "." .. stem, path = path}
+    elseif files.kind(path) == "directory" then
+      add_files(list, path, prefix .. "." .. name)
+    end
+  end
+end
+
+--- All modules of lua/pack: a list of {module, path}, the name that require knows and the file.
+function docstrings.files()
+  local list = {}
+  add_files(list, native.home() .. "/lua/pack", "pack")
+  return list
+end
+
+--- The file of a public module, relative to packlua's home.
+function docstrings.source_of(module)
+  local path = "lua/" .. require("pack").modules[module]:gsub("%.", "/")
+  local file = path .. ".lua"
+  return files.kind(native.home() .. "/" .. file) == "file" and file or path .. "/init.lua"
+end
+
+--- The same with packlua's home before it.
 function docstrings.path_of(module)
-  return ("%s/lua/pack/%s.lua"):format(native.home(), module)
+  return native.home() .. "/" .. docstrings.source_of(module)
 end
 
 return docstrings

@@ -1,7 +1,6 @@
 --- What :help answers: the docstrings of lua/pack, the rows of operations and of configuration keys.
 local complete = require "pack.prompt.complete"
 local docstrings = require "pack.prompt.docstrings"
-local files = require "pack.io.files"
 local show = require "pack.prompt.show"
 
 local help = {}
@@ -137,7 +136,7 @@ local function value_text(value)
   if type(value) ~= "table" then return nil end
   if value == require "pack" then return library_text() end
   for _, name in ipairs(docstrings.modules()) do
-    if package.loaded["pack." .. name] == value then return module_text(name) end
+    if package.loaded[require("pack").modules[name]] == value then return module_text(name) end
   end
   local meta = debug.getmetatable(value)
   local class = type(meta) == "table" and rawget(meta, "__index")
@@ -195,7 +194,7 @@ end
 local function found_text(found)
   if #found == 1 then
     local entry = found[1].entry
-    return ("%s\n%s\n(lua/pack/%s.lua:%d)"):format(entry.signature, entry.text, found[1].module, entry.line)
+    return ("%s\n%s\n(%s:%d)"):format(entry.signature, entry.text, docstrings.source_of(found[1].module), entry.line)
   end
   local list = {}
   for i, one in ipairs(found) do
@@ -215,7 +214,7 @@ local function unknown_text(topic, all, commands)
 end
 
 local function is_module(name)
-  return name:find("^[%w_]+$") ~= nil and files.kind(path_of(name)) == "file" and name ~= "init"
+  return require("pack").modules[name] ~= nil
 end
 
 --- Text about a topic: "" (what can be typed), a command, a name of the library with or without "pack.", an

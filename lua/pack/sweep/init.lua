@@ -303,7 +303,7 @@ local function claim_new(base)
 end
 
 --- A sweep as a recipe. spec: recipe (its name), summary, arg (the global arg), run(task), which does one run (see
--- pack.sweep_task; task:train() is the usual one) and may return fields for its result.json; over and zip, lists of
+-- pack.sweep.task; task:train() is the usual one) and may return fields for its result.json; over and zip, lists of
 -- axes for when the command line has none; default_config. Exit codes: 1 when not all runs are complete at the end,
 -- 75 when interrupted with states saved.
 function sweep.run(spec)
