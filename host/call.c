@@ -1,5 +1,5 @@
 /* Protected calls into Lua: tracebacks, ^C, and the exit codes that errors carry. */
-#include "program.h"
+#include "packlua.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -86,8 +86,8 @@ static int asks_for_exit(lua_State *state, int index, int *code) {
   return asks;
 }
 
-/* Pushes the text with the traceback of an error that lua/pack/core/finally.lua has passed on, kept from
- * where it was raised. Returns 0, nothing pushed, if it is not such an error. */
+/* Pushes the text with the traceback of an error that lua/pack/core/finally.lua has passed on, kept
+ * from where it was raised. Returns 0, nothing pushed, if it is not such an error. */
 static int push_kept_traceback(lua_State *state) {
   lua_Debug record;
   int top = lua_gettop(state);

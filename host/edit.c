@@ -1,7 +1,7 @@
 /* Editing a line on a terminal by libedit: its keys, history and completion, ^C and window size. */
 #include <stdlib.h>
 
-#include "program.h"
+#include "packlua.h"
 
 #ifndef PK_HAVE_LIBEDIT
 

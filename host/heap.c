@@ -4,7 +4,7 @@
  * requests that would fail therefore get the reserve, and at the next instruction that is
  * interpreted, where nothing is half done, garbage is collected and the reserve filled again; if
  * that cannot be, "not enough memory" is raised there. */
-#include "program.h"
+#include "packlua.h"
 
 enum {
   RESERVE = 120 << 10, /* LuaJIT maps blocks from 128 KiB on each by itself */

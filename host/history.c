@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "program.h"
+#include "packlua.h"
 
 int pk_history_path(char path[PATH_MAX]) {
   const char *own = getenv("PACKLUA_HISTORY"), *state = getenv("XDG_STATE_HOME");

@@ -1,5 +1,5 @@
 /* Where the program finds its library, recipes and configs. */
-#include "program.h"
+#include "packlua.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
  * errors that a hook has raised. A loop there could not be stopped by ^C. */
 #include <stddef.h>
 
-#include "program.h"
+#include "packlua.h"
 
 /* LuaJIT does not call a hook while this flag is set in the byte that also holds the mask of hooks.
  * No function of its API clears it, so the byte is looked for. */

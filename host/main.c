@@ -1,5 +1,5 @@
 /* The packlua program: runs Lua scripts with the host library at hand, in the manner of lua.c. */
-#include "program.h"
+#include "packlua.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -6,7 +6,7 @@
  * variables are taken out of the environment before any library sees it. */
 #include <string.h>
 
-#include "program.h"
+#include "packlua.h"
 
 static int binds_threads(const char *variable) {
   static const char *const names[] = {

@@ -46,6 +46,39 @@ enum {
   PK_MAX_NUMBERS = 4
 };
 
+enum {
+  PK_ARENA_ALIGNMENT = 64, /* elements between the starts of an arena's columns */
+  PK_IGNORED = -100        /* a target that does not count */
+};
+
+/* Places in the guard of a training step, i32 [PK_GUARD_SIZE], and in its scalars, f64
+ * [PK_SCALARS_SIZE]; ops.def says what the operations do with them. */
+enum {
+  PK_GUARD_STOPPED = 0,
+  PK_GUARD_WORKER = 1,
+  PK_GUARD_STEP = 2,
+  PK_GUARD_REASON = 3,
+  PK_GUARD_UPDATES = 4,
+  PK_GUARD_MIXINGS = 5,
+  PK_GUARD_FOUND = 6,
+  PK_GUARD_SIZE = 8
+};
+/* Reasons of a stop; the optimizer gives check_arena further ones. */
+enum { PK_REASON_LOSS = 1, PK_REASON_NORM = 2, PK_REASON_LARGE_NORM = 3, PK_REASON_UPDATE = 4 };
+enum {
+  PK_SCALAR_LR = 0,
+  PK_SCALAR_BETA1 = 1,
+  PK_SCALAR_BETA2 = 2,
+  PK_SCALAR_EPS = 3,
+  PK_SCALAR_DECAY = 4,
+  PK_SCALAR_CORRECTION1 = 5,
+  PK_SCALAR_CORRECTION2 = 6,
+  PK_SCALAR_CLIP = 7,
+  PK_SCALAR_STEP = 8,
+  PK_SCALAR_MIXES = 9,
+  PK_SCALARS_SIZE = 12
+};
+
 /* --- errors and versions ------------------------------------------------------------------- */
 
 /* The message of the last failed call on this thread: what, where, which values. Borrowed. */

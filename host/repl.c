@@ -1,4 +1,5 @@
-/* The prompt: reads lines, from a terminal or not, and runs what lua/pack/prompt/init.lua makes of them.
+/* The prompt: reads lines, from a terminal or not, and runs what lua/pack/prompt/init.lua makes of
+ * them.
  */
 #include <errno.h>
 #include <math.h>
@@ -10,7 +11,7 @@
 
 #include "base/handlers.h"
 #include "pack.h"
-#include "program.h"
+#include "packlua.h"
 
 typedef struct session {
   lua_State *state;

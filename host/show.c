@@ -1,5 +1,5 @@
 /* Text as it may be shown on a terminal. */
-#include "program.h"
+#include "packlua.h"
 
 /* Whether a control character begins at text: one of ASCII's, or one of U+0080 to U+009F in UTF-8.
  */

@@ -2,7 +2,7 @@
 #ifndef PK_DATA_BUFFER_H
 #define PK_DATA_BUFFER_H
 
-#include "core/core.h"
+#include "base/base.h"
 
 /* All zero is an empty buffer. data has room for a NUL after its bytes, which only pk_buffer_text
  * puts there. */

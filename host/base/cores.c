@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "base/base.h"
 #include "base/cgroup.h"
-#include "core/core.h"
 
 enum { MOST_CPUS = 1 << 20 }; /* more than any kernel knows */
 

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "core/core.h"
+#include "base/base.h"
 
 enum { MESSAGE_BYTES = 2048 };
 
@@ -34,14 +34,4 @@ pk_status pk_fail_within(pk_status status, const char *format, ...) {
     snprintf(message + used, sizeof message - (size_t)used, ": %s", inner);
   }
   return status;
-}
-
-const char *pk_shape_text(char text[PK_SHAPE_TEXT], int rank, const int64_t *shape) {
-  int used = snprintf(text, PK_SHAPE_TEXT, "[");
-  for (int d = 0; d < rank; d++) {
-    used += snprintf(text + used, (size_t)(PK_SHAPE_TEXT - used), d ? ", %lld" : "%lld",
-                     (long long)shape[d]);
-  }
-  snprintf(text + used, (size_t)(PK_SHAPE_TEXT - used), "]");
-  return text;
 }

@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "core/core.h"
+#include "base/base.h"
 
 pk_status pk_directory_claim(const char *path, int *made) {
   char above[PATH_MAX];

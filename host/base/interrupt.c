@@ -1,7 +1,7 @@
 /* A request to stop what runs: noted by a signal handler, found by the core between operations. */
 #include <signal.h>
 
-#include "core/core.h"
+#include "base/base.h"
 
 /* Signals belong to the process, so their note cannot hang off a context. */
 static volatile sig_atomic_t requested;

@@ -1,7 +1,7 @@
 /* Numbers into JSON text of which the rest is known. */
 #include <math.h>
 
-#include "core/core.h"
+#include "base/base.h"
 
 __extension__ typedef unsigned __int128 wide;
 

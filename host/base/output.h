@@ -2,7 +2,7 @@
 #ifndef PK_IO_OUTPUT_H
 #define PK_IO_OUTPUT_H
 
-#include "core/core.h"
+#include "base/base.h"
 
 /* A file being written under a temporary name in the folder of its path. Zeroed: none. */
 typedef struct pk_output {

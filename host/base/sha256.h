@@ -4,7 +4,7 @@
 
 #include <nettle/sha2.h>
 
-#include "core/core.h"
+#include "base/base.h"
 
 #define PK_SHA256_TEXT 65 /* 64 hexadecimal digits and a NUL */
 

@@ -3,7 +3,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "core/core.h"
+#include "base/base.h"
 #include "base/handlers.h"
 
 enum { EXIT_INTERRUPTED = 130 };

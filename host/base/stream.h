@@ -2,7 +2,7 @@
 #ifndef PK_DATA_STREAM_H
 #define PK_DATA_STREAM_H
 
-#include "core/core.h"
+#include "base/base.h"
 
 typedef enum pk_stream_kind {
   PK_STREAM_PLAIN,     /* the bytes as they are stored */

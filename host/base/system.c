@@ -3,7 +3,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "core/core.h"
+#include "base/base.h"
 
 static double seconds_of(clockid_t clock) {
   struct timespec now = {0, 0};

@@ -29,7 +29,7 @@ static pk_status refuse_name(const char *name) {
 pk_status pk_device_check(const char *name) {
   const char *library = library_of(name);
   if (library) return pk_device_library_check(library, name);
-  return strcmp(name, "cpu") == 0 ? PK_OK : refuse_name(name);
+  return strcmp(name, pk_builtin.name) == 0 ? PK_OK : refuse_name(name);
 }
 
 static pk_status open_device(const pk_context_options *options, pk_device **device) {
@@ -37,7 +37,8 @@ static pk_status open_device(const pk_context_options *options, pk_device **devi
     return pk_fail(PK_INVALID, "threads %lld is not between 1 and 4096 (0: one per core)",
                    (long long)options->threads);
   }
-  if (strcmp(options->device, "cpu") == 0) return pk_cpu_device_create(device, options->threads);
+  if (strcmp(options->device, pk_builtin.name) == 0)
+    return pk_builtin.create(device, options->threads);
   const char *library = library_of(options->device);
   return library ? pk_device_library_open(library, options, device) : refuse_name(options->device);
 }

@@ -14,6 +14,9 @@ typedef struct pk_free_block {
   struct pk_free_block *next;
 } pk_free_block;
 
+/* How a call goes to the program that is being recorded. */
+typedef pk_status (*pk_recorder)(pk_program *program, const pk_call *call);
+
 struct pk_context {
   pk_device *device;
   int64_t references; /* the owner's, and one per live storage */
@@ -24,6 +27,7 @@ struct pk_context {
   bool forecast;             /* memory is counted, not taken, and nothing is computed */
   pk_program *recording;     /* the program that operations go to, or NULL */
   int64_t recordings;        /* programs that were begun; the last one's number */
+  pk_recorder record;        /* while there is one: appends a checked call, whose outputs exist */
   pk_trace *trace;           /* what notes the operations that run, or NULL */
   bool watched;              /* there is a trace, or a tool that wants ranges */
   int phase;                 /* what operations are for at present: see pk_phase_enter */

@@ -2,39 +2,7 @@
 #ifndef PK_CORE_H
 #define PK_CORE_H
 
-#include <pthread.h>
-#include <stdbool.h>
-#include <stddef.h>
-
-#include "pack.h"
-
-#define PK_ARENA_ALIGNMENT 64 /* elements between the starts of an arena's columns */
-#define PK_IGNORED (-100)     /* a target that does not count */
-
-/* Places in the guard and scalars tensors of the training operations (see ops.def). */
-enum {
-  PK_GUARD_STOPPED,
-  PK_GUARD_WORKER,
-  PK_GUARD_STEP,
-  PK_GUARD_REASON,
-  PK_GUARD_UPDATES,
-  PK_GUARD_MIXINGS,
-  PK_GUARD_FOUND
-};
-/* Reasons of a stop; the optimizer gives check_arena further ones. */
-enum { PK_REASON_LOSS = 1, PK_REASON_NORM, PK_REASON_LARGE_NORM, PK_REASON_UPDATE };
-enum {
-  PK_SCALAR_LR,
-  PK_SCALAR_BETA1,
-  PK_SCALAR_BETA2,
-  PK_SCALAR_EPS,
-  PK_SCALAR_DECAY,
-  PK_SCALAR_CORRECTION1,
-  PK_SCALAR_CORRECTION2,
-  PK_SCALAR_CLIP,
-  PK_SCALAR_STEP,
-  PK_SCALAR_MIXES
-};
+#include "base/base.h"
 
 typedef enum pk_op {
 #define PK_OP(name, inputs, outputs, attributes, flags, summary) PK_OP_##name,
@@ -48,29 +16,11 @@ static inline int64_t pk_aligned(int64_t bytes) {
   return (bytes + 63) / 64 * 64;
 }
 
-/* --- errors (base/error.c) --- */
-
-/* Sets this thread's message, printf style, and returns status. */
-pk_status pk_fail(pk_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
-/* Puts "format: " before the message that is there, and returns status. */
-pk_status pk_fail_within(pk_status status, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
-
 /* "[2, 3, 4]" of a shape, into text. Returns text. */
 enum { PK_SHAPE_TEXT = 160 };
 const char *pk_shape_text(char text[PK_SHAPE_TEXT], int rank, const int64_t *shape);
 
-/* --- cores (base/cores.c) --- */
-
-/* pk_cores by the cgroups listed in the file groups, as found under root. */
-int64_t pk_cores_of(const char *groups, const char *root);
-
 /* --- threads (core/threads.c) --- */
-
-/* Starts a thread that takes no signals: all that start one go through here, as the main thread
- * alone runs handlers (base/handlers.h). Returns 0, or an errno. */
-int pk_thread_start(pthread_t *thread, void *(*run)(void *), void *argument);
 
 typedef struct pk_threads pk_threads;
 typedef void (*pk_piece)(void *argument, int64_t piece, int thread);
@@ -173,9 +123,13 @@ struct pk_device {
 
 pk_device *pk_context_get_device(const pk_context *context);
 
-/* The CPU device (cpu/device.c). threads 0: one per available core. */
-pk_status pk_cpu_device_create(pk_device **device, int64_t threads);
-pk_threads *pk_cpu_device_threads(pk_device *device);
+/* The device that is part of the host, by its name; its own folder defines it. Others are in
+ * libraries (device_library.h). threads 0: one per available core. */
+typedef struct pk_builtin_device {
+  const char *name;
+  pk_status (*create)(pk_device **device, int64_t threads);
+} pk_builtin_device;
+extern const pk_builtin_device pk_builtin;
 
 /* --- memory (core/memory.c): the device's memory under the context's limit and accounts --- */
 

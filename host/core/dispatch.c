@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "core/context.h"
-#include "core/program.h"
 #include "core/trace.h"
 
 enum {
@@ -215,7 +214,7 @@ static pk_status check_available(const pk_call *call, const pk_op_info *info) {
 
 static pk_status record(const pk_call *call, const pk_op_info *info) {
   pk_status status = check_available(call, info);
-  return status == PK_OK ? pk_program_record(call->context->recording, call) : status;
+  return status == PK_OK ? call->context->record(call->context->recording, call) : status;
 }
 
 /* Runs the kernel with the workspace that it wants. */

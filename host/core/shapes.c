@@ -12,6 +12,16 @@ const pk_shape_rule pk_shape_rules[PK_OP_COUNT] = {
 #undef PK_OP
 };
 
+const char *pk_shape_text(char text[PK_SHAPE_TEXT], int rank, const int64_t *shape) {
+  int used = snprintf(text, PK_SHAPE_TEXT, "[");
+  for (int d = 0; d < rank; d++) {
+    used += snprintf(text + used, (size_t)(PK_SHAPE_TEXT - used), d ? ", %lld" : "%lld",
+                     (long long)shape[d]);
+  }
+  snprintf(text + used, (size_t)(PK_SHAPE_TEXT - used), "]");
+  return text;
+}
+
 pk_status pk_shape_refuse(const pk_call *call, const char *format, ...) {
   char message[768];
   va_list values;

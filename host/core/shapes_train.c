@@ -1,8 +1,6 @@
 /* Shape rules of the training step and of what reads the workers. */
 #include "core/shapes.h"
 
-enum { GUARD_LENGTH = 8, SCALARS_LENGTH = 12 };
-
 /* Input i is an arena or part of one, [N, ...] in f32 or f64. */
 static pk_status expect_workers(const pk_call *call, int i) {
   const pk_tensor *x = call->inputs[i];
@@ -19,12 +17,12 @@ static pk_status expect_vector(const pk_call *call, int i, int dtype, int64_t co
 }
 
 static pk_status expect_scalars(const pk_call *call, int i) {
-  return expect_vector(call, i, PK_F64, SCALARS_LENGTH, NULL);
+  return expect_vector(call, i, PK_F64, PK_SCALARS_SIZE, NULL);
 }
 
 static pk_status expect_guard(const pk_call *call, int i) {
   pk_status status = pk_shape_expect_dtype(call, i, 1 << PK_I32);
-  int64_t length = GUARD_LENGTH;
+  int64_t length = PK_GUARD_SIZE;
   return status ? status : pk_shape_expect(call, i, 1, &length, NULL);
 }
 

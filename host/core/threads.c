@@ -2,7 +2,6 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,18 +44,6 @@ static inline void pause_briefly(void) {
 #elif defined(__aarch64__)
   __asm__ __volatile__("yield");
 #endif
-}
-
-int pk_thread_start(pthread_t *thread, void *(*run)(void *), void *argument) {
-  /* Those that a thread's own fault raises it must take. */
-  static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS};
-  sigset_t blocked, before;
-  sigfillset(&blocked);
-  for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) sigdelset(&blocked, faults[i]);
-  pthread_sigmask(SIG_SETMASK, &blocked, &before); /* which the thread inherits */
-  int failure = pthread_create(thread, NULL, run, argument);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
-  return failure;
 }
 
 /* Adds pieces that a thread did from start until now. */

@@ -190,15 +190,11 @@ static void processor_name(char *name, size_t size) {
   fclose(file);
 }
 
-pk_threads *pk_cpu_device_threads(pk_device *device) {
-  return ((cpu_device *)device)->threads;
-}
-
 pk_threads *pk_cpu_threads(const pk_call *call) {
-  return pk_cpu_device_threads(pk_context_get_device(call->context));
+  return ((cpu_device *)pk_context_get_device(call->context))->threads;
 }
 
-pk_status pk_cpu_device_create(pk_device **device, int64_t threads) {
+static pk_status create(pk_device **device, int64_t threads) {
   const instruction_set *set;
   pk_status status = choose_set(&set);
   if (!status) status = check_products();
@@ -240,3 +236,5 @@ pk_status pk_cpu_device_create(pk_device **device, int64_t threads) {
   *device = &cpu->base;
   return PK_OK;
 }
+
+const pk_builtin_device pk_builtin = {.name = "cpu", .create = create};

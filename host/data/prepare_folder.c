@@ -8,8 +8,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "data/prepare.h"
 #include "base/output.h"
+#include "data/prepare.h"
 
 /* The file by which a folder is known for one that a preparation is making. */
 #define MARK ".packlua-preparing"

@@ -2,9 +2,9 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "base/utf8.h"
 #include "data/prepare.h"
 #include "data/reader.h"
-#include "base/utf8.h"
 
 static const char *const text_units[] = {"file", "line", "paragraph"};
 

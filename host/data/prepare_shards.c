@@ -7,8 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "data/prepare.h"
 #include "base/output.h"
+#include "data/prepare.h"
 
 void pk_shards_begin(pk_shards *shards, const char *folder, const char *split, int width,
                      int64_t shard_tokens, int level) {

@@ -5,9 +5,9 @@
 #include <string.h>
 #include <strings.h>
 
+#include "base/utf8.h"
 #include "data/json_line.h"
 #include "data/lines.h"
-#include "base/utf8.h"
 
 enum { KEEP = 1 << 20 }; /* bytes that a buffer may keep for the next line */
 

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/sentencepiece.h"
 #include "base/sha256.h"
+#include "data/sentencepiece.h"
 
 enum { BYTES_EOS = 256, MODEL_LIMIT = 1 << 28 };
 

@@ -2,7 +2,7 @@
 #ifndef PK_DATA_TOKENIZER_H
 #define PK_DATA_TOKENIZER_H
 
-#include "core/core.h"
+#include "base/base.h"
 
 /* Ids that grow. */
 typedef struct pk_ids {

@@ -2,8 +2,8 @@
 #ifndef PK_IO_SAFETENSORS_H
 #define PK_IO_SAFETENSORS_H
 
-#include "core/core.h"
 #include "base/sha256.h"
+#include "core/core.h"
 
 /* What a file says about its own content, in metadata that readers of other programs pass over: the
  * SHA-256 of each tensor's bytes, in the order of their names, and one of all that the header says,

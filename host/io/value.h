@@ -3,7 +3,7 @@
 #ifndef PK_IO_VALUE_H
 #define PK_IO_VALUE_H
 
-#include "core/core.h"
+#include "base/base.h"
 
 #define PK_VALUE_DEPTH 64
 #define PK_VALUE_INTEGER_LIMIT 9007199254740992.0 /* 2^53: from here doubles skip integers */

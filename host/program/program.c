@@ -14,7 +14,6 @@
 #include "program/fuse.h"
 #include "program/merge.h"
 #include "program/place.h"
-#include "core/program.h"
 #include "program/recompute.h"
 #include "program/replay.h"
 
@@ -35,6 +34,13 @@ struct pk_program {
 
 /* --- recording --- */
 
+/* The context's pk_recorder. */
+static pk_status record(pk_program *program, const pk_call *call) {
+  pk_recorded *entry;
+  pk_status status = pk_recorded_create(call, &entry);
+  return status == PK_OK ? pk_recorded_append(&program->list, entry) : status;
+}
+
 pk_status pk_program_begin(pk_context *context, pk_program **program) {
   if (context->recording) return pk_fail(PK_INVALID, "a program is being recorded already");
   pk_program *created = calloc(1, sizeof *created);
@@ -44,14 +50,9 @@ pk_status pk_program_begin(pk_context *context, pk_program **program) {
   pk_context_retain(context);
   context->recording = created;
   created->number = ++context->recordings;
+  context->record = record;
   *program = created;
   return PK_OK;
-}
-
-pk_status pk_program_record(pk_program *program, const pk_call *call) {
-  pk_recorded *entry;
-  pk_status status = pk_recorded_create(call, &entry);
-  return status == PK_OK ? pk_recorded_append(&program->list, entry) : status;
 }
 
 /* --- planning --- */

@@ -7,7 +7,7 @@ caller.register()
 
 local arena = {}
 
-local ALIGNMENT = 64 -- elements between the starts of columns; host/core/core.h has the same
+local ALIGNMENT = require("pack.native").C.PK_ARENA_ALIGNMENT
 
 local Layout = {}
 Layout.__index = Layout

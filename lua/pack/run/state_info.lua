@@ -3,7 +3,7 @@
 local config = require "pack.config"
 local json = require "pack.io.json"
 local llama = require "pack.model.llama"
-local optim = require "pack.train.adamw"
+local C = require("pack.native").C
 local schedule = require "pack.train.schedule"
 local schema = require "pack.config.schema"
 
@@ -99,7 +99,7 @@ local function tensors_problem(file, info, resolved)
       if problem then return problem end
     end
   end
-  return tensor_problem(file, "guard", {I32 = true}, {optim.guard_size})
+  return tensor_problem(file, "guard", {I32 = true}, {C.PK_GUARD_SIZE})
 end
 
 -- Reading -----------------------------------------------------------------------------------------

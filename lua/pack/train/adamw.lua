@@ -20,14 +20,10 @@ local optim = {}
 local Optimizer = {}
 Optimizer.__index = Optimizer
 
--- Places in the guard and scalars tensors; host/core/core.h has the same.
-local guard_place = {stopped = 0, worker = 1, step = 2, reason = 3, updates = 4, mixings = 5, found = 6}
-local GUARD_SIZE, SCALARS_SIZE = 8, 12
+local C = native.C
 
---- Elements of the guard tensor.
-optim.guard_size = GUARD_SIZE
-
-local NORM_TOO_LARGE, UPDATE, FIRST_ARENA = 3, 4, 5
+-- The reasons of a stop by number: those of pack.h, then the arenas that are looked at.
+local FIRST_ARENA = C.PK_REASON_UPDATE + 1
 local reasons = {"loss", "gradient norm", "gradient norm", "update", "weights", "exp_avg", "exp_avg_sq"}
 
 -- What a clipped gradient norm may be, by dtype: the square of twice as much is a number still, and so are all
@@ -58,11 +54,11 @@ function optim.adamw(model, settings, options)
   local function small(dtype, ...)
     return tensor.zeros({...}, dtype, {category = "workspace", context = model.context})
   end
-  self.scalars = small("f64", SCALARS_SIZE)
+  self.scalars = small("f64", C.PK_SCALARS_SIZE)
   self.mixing = small("f64", n, n)
-  self.guard = small("i32", GUARD_SIZE)
+  self.guard = small("i32", C.PK_GUARD_SIZE)
   self.blocks = model.layout:blocks(model.context)
-  self.host_scalars = ffi.new("double[?]", SCALARS_SIZE)
+  self.host_scalars = ffi.new("double[?]", C.PK_SCALARS_SIZE)
   self.host_mixing = ffi.new("double[?]", n * n)
   return self
 end
@@ -77,10 +73,12 @@ end
 
 local function write_scalars(self, step)
   local s, flat = self.settings, self.host_scalars
-  flat[0], flat[1], flat[2], flat[3], flat[4] = step.lr, s.beta1, s.beta2, s.eps, s.weight_decay
-  flat[5], flat[6] = 1 - s.beta1 ^ step.t, 1 - s.beta2 ^ step.t
-  flat[7] = s.grad_clip or 0
-  flat[8], flat[9] = step.t - 1, step.mixes == false and 0 or 1
+  flat[C.PK_SCALAR_LR], flat[C.PK_SCALAR_BETA1], flat[C.PK_SCALAR_BETA2] = step.lr, s.beta1, s.beta2
+  flat[C.PK_SCALAR_EPS], flat[C.PK_SCALAR_DECAY] = s.eps, s.weight_decay
+  flat[C.PK_SCALAR_CORRECTION1] = 1 - s.beta1 ^ step.t
+  flat[C.PK_SCALAR_CORRECTION2] = 1 - s.beta2 ^ step.t
+  flat[C.PK_SCALAR_CLIP] = s.grad_clip or 0
+  flat[C.PK_SCALAR_STEP], flat[C.PK_SCALAR_MIXES] = step.t - 1, step.mixes == false and 0 or 1
   self.scalars:write(flat)
 end
 
@@ -117,7 +115,7 @@ end
 -- Looks at weights and moments to which something else than the update wrote.
 local function check_arenas(self)
   for i, arena in ipairs(self.arenas) do
-    if self.writes[i] ~= native.C.pk_tensor_writes(arena) then
+    if self.writes[i] ~= C.pk_tensor_writes(arena) then
       ops.check_arena(arena, self.scalars, self.guard, {reason = FIRST_ARENA + i - 1})
     end
   end
@@ -136,7 +134,7 @@ end
 --- Notes that the update ran; for a recorded one, which the optimizer does not see.
 function Optimizer:updated()
   if self.fused then self.model:half_is_fresh() end
-  for i, arena in ipairs(self.arenas) do self.writes[i] = tonumber(native.C.pk_tensor_writes(arena)) end
+  for i, arena in ipairs(self.arenas) do self.writes[i] = tonumber(C.pk_tensor_writes(arena)) end
 end
 
 local function apply(self, losses, scale, norm)
@@ -157,7 +155,7 @@ end
 -- takes the norms too, "mix" and "optimizer"; fused, clipping and mixing are part of the last.
 function Optimizer:update(losses, counts)
   local scale, norm = during(self, "clip", function() return measure(self, counts) end)
-  interrupt.hold(native.C.PK_HOLD_ALL, apply, self, losses, scale, norm) -- from here on all of it happens
+  interrupt.hold(C.PK_HOLD_ALL, apply, self, losses, scale, norm) -- from here on all of it happens
   return norm
 end
 
@@ -169,26 +167,26 @@ end
 
 -- {worker, step, what} of a stop, and its reason as in the guard (see ops.def); nil if there is none.
 local function stop_of(guard)
-  local worker, reason = guard[guard_place.worker], guard[guard_place.reason]
-  if guard[guard_place.stopped] == 0 then
-    if guard[guard_place.found] == 0 then return nil end
-    worker, reason = guard[guard_place.found] - 1, UPDATE -- the last update found it
+  local worker, reason = guard[C.PK_GUARD_WORKER], guard[C.PK_GUARD_REASON]
+  if guard[C.PK_GUARD_STOPPED] == 0 then
+    if guard[C.PK_GUARD_FOUND] == 0 then return nil end
+    worker, reason = guard[C.PK_GUARD_FOUND] - 1, C.PK_REASON_UPDATE -- the last update found it
   end
-  return {worker = worker, step = guard[guard_place.step], what = reasons[reason]}, reason
+  return {worker = worker, step = guard[C.PK_GUARD_STEP], what = reasons[reason]}, reason
 end
 
 --- What the device counted: {updates, mixings}, and stopped = {worker, step, what} when a value that
 -- was not finite stopped the run. guard: the values of self.guard where they were read already.
 function Optimizer:status(guard)
   guard = guard or self.guard:read_numbers()
-  return {updates = guard[guard_place.updates], mixings = guard[guard_place.mixings], stopped = (stop_of(guard))}
+  return {updates = guard[C.PK_GUARD_UPDATES], mixings = guard[C.PK_GUARD_MIXINGS], stopped = (stop_of(guard))}
 end
 
 local before = "nothing was mixed or updated since, the weights are those before that step"
 local outcomes = {
-  [NORM_TOO_LARGE] = ("has a square that exp_avg_sq cannot hold, after clipping; %s. Clip (optimizer.grad_clip), or lower the "
+  [C.PK_REASON_LARGE_NORM] = ("has a square that exp_avg_sq cannot hold, after clipping; %s. Clip (optimizer.grad_clip), or lower the "
     .. "learning rate"):format(before),
-  [UPDATE] = "gave a value that is not finite; no such value was mixed, but weights and moments are those after that step. Go "
+  [C.PK_REASON_UPDATE] = "gave a value that is not finite; no such value was mixed, but weights and moments are those after that step. Go "
     .. "back to the last saved state",
 }
 

@@ -1,6 +1,6 @@
 /* The parts of the packlua program: where it lives, protected calls into Lua, the prompt. */
-#ifndef PK_PROGRAM_H
-#define PK_PROGRAM_H
+#ifndef PK_PACKLUA_H
+#define PK_PACKLUA_H
 
 #include <lauxlib.h>
 #include <limits.h>
