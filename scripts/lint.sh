@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lints over the whole tree: scripts/lint.sh [luacheck|clang-format|shellcheck|clang-tidy|lua-docs]...
+# Lints over the whole tree: scripts/lint.sh [luacheck|clang-format|shellcheck|clang-tidy|lua-docs|rooms]...
 # Without a name, all of them. Exit code 0 clean, 1 findings, 3 the tool is not installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,13 +13,14 @@ compiled_files() {
 
 lint() {
   local tool=$1
-  if [[ $1 == lua-docs ]]; then tool=build/packlua; fi
+  if [[ $1 == lua-docs || $1 == rooms ]]; then tool=build/packlua; fi
   if ! command -v "$tool" > /dev/null; then
     echo "lint.sh: $tool is not there"
     return 3
   fi
   case $1 in
     lua-docs) build/packlua scripts/lua_docs.lua --check ;;
+    rooms) build/packlua scripts/rooms.lua ;;
     luacheck) luacheck --quiet --codes . ;;
     clang-format) find host spec kernels -name '*.[ch]' -print0 -o -name '*.cpp' -print0 -o -name '*.cu' -print0 |
       xargs -0 clang-format --dry-run --Werror ;;
@@ -29,11 +30,11 @@ lint() {
   esac
 }
 
-if [[ $# == 0 ]]; then set -- luacheck clang-format shellcheck clang-tidy lua-docs; fi
+if [[ $# == 0 ]]; then set -- luacheck clang-format shellcheck clang-tidy lua-docs rooms; fi
 code=0
 for name in "$@"; do
   case $name in
-    luacheck | clang-format | shellcheck | clang-tidy | lua-docs) lint "$name" || code=$? ;;
+    luacheck | clang-format | shellcheck | clang-tidy | lua-docs | rooms) lint "$name" || code=$? ;;
     *)
       echo "lint.sh: there is no lint '$name'" >&2
       exit 2

@@ -168,7 +168,7 @@ if check "tsan build" build_with tsan; then
 fi
 if [[ -x spec/fuzz/run.sh ]]; then check "fuzz smoke" spec/fuzz/run.sh; fi
 check "cuDNN's plans" scripts/cudnn_check.sh
-for lint in luacheck clang-format shellcheck clang-tidy lua-docs; do
+for lint in luacheck clang-format shellcheck clang-tidy lua-docs rooms; do
   check "$lint" scripts/lint.sh "$lint"
 done
 finish
