@@ -27,7 +27,7 @@ describe("a layout", function()
 
   it("marks the blocks where weight decay applies: tensors of two dimensions or more", function()
     local blocks = small_layout():blocks()
-    assert.equal("i32", blocks:dtype_name())
+    assert.equal("i32", blocks.dtype)
     assert.same({1, 1, 0, 1}, blocks:totable())
   end)
 

@@ -28,7 +28,7 @@ end
 
 -- The same values with rows an odd number of elements apart.
 local function apart(t)
-  return (numbers.strided(t:sizes(), t:dtype_name(), numbers.flat(t), {context = emu}))
+  return (numbers.strided(t:sizes(), t.dtype, numbers.flat(t), {context = emu}))
 end
 
 describe("the gradient of an embedding on the CUDA device", function()
@@ -110,7 +110,7 @@ describe("numbers that stand for nothing on the CUDA device", function()
     numbers.assert_same({2, 1}, count)
     local got = numbers.flat(loss)
     assert.is_true(got[1] ~= got[1])
-    numbers.assert_close({math.log(3)}, loss[2], 1e-6)
+    numbers.assert_close({math.log(3)}, loss[1], 1e-6)
   end)
 end)
 

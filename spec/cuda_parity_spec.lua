@@ -115,7 +115,7 @@ local function complete(sample)
   local results = run(after.name, inputs, after.attributes or {})
   for _, o in ipairs(after.outputs) do
     sample.inputs[#sample.inputs + 1] =
-      {shape = results[o]:sizes(), dtype = results[o]:dtype_name(), values = numbers.flat(results[o])}
+      {shape = results[o]:sizes(), dtype = results[o].dtype, values = numbers.flat(results[o])}
   end
 end
 
@@ -130,7 +130,7 @@ local function compare(expected, got, dtype, tolerance, least, what)
     local size = math.abs(list[i])
     if size > largest and size < math.huge then largest = size end
   end
-  if expected.dtype == tensor.dtypes.bf16 and tolerance > 0 then tolerance = math.max(tolerance, 2 ^ -8) end
+  if expected.dtype == "bf16" and tolerance > 0 then tolerance = math.max(tolerance, 2 ^ -8) end
   for i = 1, #list do
     local a, b = list[i], other_list[i]
     local same = a == b or (a ~= a and b ~= b) or math.abs(a - b) <= tolerance * largest
@@ -171,7 +171,7 @@ local function check(name, dtype, sample, layout, accumulate)
   else
     local shapes = {}
     for o, output in ipairs(expected) do
-      shapes[o] = {sizes = output:sizes(), dtype = output:dtype_name(), count = tonumber(output.numel)}
+      shapes[o] = {sizes = output:sizes(), dtype = output.dtype, count = tonumber(output.numel)}
     end
     local adds = accumulate and (sample.accumulate or true) or nil
     if accumulate then

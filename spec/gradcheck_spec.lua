@@ -102,12 +102,12 @@ end
 local function function_of(name, inputs, attributes)
   local floats = {}
   for _, input in ipairs(inputs) do
-    if input:dtype_name() ~= "i32" then floats[#floats + 1] = input end
+    if input.dtype ~= "i32" then floats[#floats + 1] = input end
   end
   local function call(...)
     local given, arguments, next_float = {...}, {}, 1
     for i, input in ipairs(inputs) do
-      if input:dtype_name() == "i32" then
+      if input.dtype == "i32" then
         arguments[i] = input
       else
         arguments[i], next_float = given[next_float], next_float + 1

@@ -21,7 +21,7 @@ local function build(n, dtype, options)
   local model = llama.create(config, {num_models = n, dtype = dtype})
   model:initialize(3)
   for w = 1, n do
-    local row = model.arena.tensor[w]
+    local row = model.arena.tensor[w - 1]
     local values, count = row:read_numbers()
     for i = 0, count - 1 do values[i] = values[i] * (1 + 0.02 * w * math.cos(i)) end
     row:write_numbers(values, count)
@@ -37,7 +37,7 @@ end
 
 local function write_gradients(model, optimizer, t, kept)
   for w = 1, model.num_models do
-    local row = optimizer.gradients.tensor[w]
+    local row = optimizer.gradients.tensor[w - 1]
     local values = ffi.new("double[?]", tonumber(row.numel))
     for _, entry in ipairs(model.layout) do
       for i = tonumber(entry.start), tonumber(entry.start + entry.numel) - 1 do
@@ -52,7 +52,7 @@ end
 -- Reads the rows of an arena as double arrays.
 local function rows_of(arena)
   local rows = {}
-  for w = 1, #arena.tensor do rows[w] = arena.tensor[w]:read_numbers() end
+  for w = 1, #arena.tensor do rows[w] = arena.tensor[w - 1]:read_numbers() end
   return rows
 end
 
@@ -200,9 +200,9 @@ describe("AdamW over packed workers", function()
     write_gradients(model, optimizer, 1, {})
     optimizer:step {t = 1, lr = 0.01, mixing = topology.create("complete", 5):matrix(0),
       counts = counts_of(5), losses = losses_of(5, "f32")}
-    local first = model.arena.tensor[1]:read_numbers()
+    local first = model.arena.tensor[0]:read_numbers()
     for w = 2, 5 do
-      local other, count = model.arena.tensor[w]:read_numbers()
+      local other, count = model.arena.tensor[w - 1]:read_numbers()
       for i = 0, count - 1 do assert.equals(first[i], other[i]) end
     end
   end)
@@ -216,7 +216,7 @@ describe("AdamW over packed workers", function()
     end
     local named = {}
     for _, column in ipairs(columns(model)) do named[column[1]] = true end
-    local values, count = model.arena.tensor[1]:read_numbers()
+    local values, count = model.arena.tensor[0]:read_numbers()
     local padding = 0
     for i = 0, count - 1 do
       if not named[i] then
@@ -241,7 +241,7 @@ describe("AdamW over packed workers", function()
       if what == "loss" then
         step(2, tensor.from({1, 1, 0 / 0}, "f32"))
       else
-        local row = optimizer.gradients.tensor[3]
+        local row = optimizer.gradients.tensor[2]
         local values, count = row:read_numbers()
         values[7] = 1 / 0
         row:write_numbers(values, count)
@@ -251,7 +251,7 @@ describe("AdamW over packed workers", function()
       step(3)
       local after = rows_of(model.arena)
       for w = 1, 3 do
-        for i = 0, tonumber(model.arena.tensor[w].numel) - 1 do
+        for i = 0, tonumber(model.arena.tensor[0].numel) - 1 do
           assert.equals(before[w][i], after[w][i])
         end
       end
@@ -268,7 +268,7 @@ describe("AdamW over packed workers", function()
 
   it("survives gradients of 1e20 without an infinite norm", function()
     local model, optimizer = build(2, "f32", {scheme = "awc"})
-    local row = optimizer.gradients.tensor[1]
+    local row = optimizer.gradients.tensor[0]
     local values = ffi.new("double[?]", tonumber(row.numel))
     for _, column in ipairs(columns(model)) do values[column[1]] = 1e20 end
     row:write_numbers(values, tonumber(row.numel))

@@ -47,7 +47,7 @@ describe("README.md", function()
     assert.equal(0, code)
     assert.equal("", err)
     assert.is_truthy(out:find("^%d%.%d+\t25\t200\n"), out)
-    assert.is_truthy(out:find("f32 [4, 16] on cpu", 1, true))
+    assert.is_truthy(out:find("f32 {4, 16} on cpu", 1, true))
     assert.is_truthy(out:find(session:match("\n(ring, 4 workers.*)"), 1, true), out)
   end)
 

@@ -72,7 +72,7 @@ end
 
 --- The bytes of the elements, for comparisons to the bit.
 function numbers.bytes(t)
-  return ffi.string(t:read(), tonumber(t.numel * native.C.pk_dtype_size(t.dtype)))
+  return ffi.string(t:read(), tonumber(t.numel * native.C.pk_dtype_size(t.raw_dtype)))
 end
 
 --- Fails unless every element of t is within tolerance of the list, relative to its largest magnitude or

@@ -108,6 +108,8 @@ for number = 0, C.pk_op_count() - 1 do
     variadic = has(C.PK_OP_VARIADIC),
   }
   describe_attributes(operation, ffi.string(info.attributes))
+  operation.axes_name = operation.known.axes and "axes" or operation.known.permutation and "permutation" or nil
+  operation.takes_axes = operation.axes_name ~= nil or operation.known.axis ~= nil
   dispatch.operations[operation.name] = operation
   dispatch.list[number + 1] = operation
 end
@@ -222,6 +224,34 @@ local function write_attributes(operation, given)
   end
 end
 
+-- The axis that a negative one means: -1 is the last. Others are as they are; the shape rule checks them.
+local function from_end(axis, rank)
+  return type(axis) == "number" and axis < 0 and axis >= -rank and axis + rank or axis
+end
+
+-- The attributes with axes counted from 0: the same table where none is negative.
+local function with_positive_axes(operation, given, rank)
+  local name = operation.axes_name
+  local list = name and (given[name] or given[1] and given)
+  local negative = type(given.axis) == "number" and given.axis < 0
+  for i = 1, type(list) == "table" and #list or 0 do
+    negative = negative or type(list[i]) == "number" and list[i] < 0
+  end
+  if not negative then return given end
+  local copy = {}
+  for key, value in pairs(given) do copy[key] = value end
+  copy.axis = from_end(given.axis, rank)
+  if type(list) == "table" then
+    local axes = {}
+    for i = 1, #list do
+      axes[i] = from_end(list[i], rank)
+      copy[i] = nil
+    end
+    copy[name] = axes
+  end
+  return copy
+end
+
 -- Running ---------------------------------------------------------------------------------------
 
 local inputs = ffi.new("const pk_tensor *[?]", C.PK_MAX_INPUTS)
@@ -318,6 +348,7 @@ local function run(operation, handle, n_inputs, given, list)
       refuse("%s: after %d inputs comes a table of attributes, not a %s", operation.name, n_inputs,
         is_tensor(given) and "tensor" or type(given))
     end
+    if operation.takes_axes then given = with_positive_axes(operation, given, inputs[0].rank) end
     write_attributes(operation, given)
     out = put_outputs(operation, given)
     pointer = attributes

@@ -185,7 +185,7 @@ local function key_of(inputs)
     if not dispatch.is_tensor(one) then
       caller.raise("compile: input %d is a %s, not a tensor", i, type(one))
     end
-    parts[i] = one:dtype_name() .. table.concat(one:sizes(), ",")
+    parts[i] = one.dtype .. table.concat(one:sizes(), ",")
   end
   return table.concat(parts, ";")
 end

@@ -1,13 +1,15 @@
 --- Tensors: the C struct itself as a Lua object, with methods for every operation.
 --
--- t.rank, t.numel, t.dtype, t.stride (elements from one entry of dimension 0 to the next), t.offset (elements from the
--- start of its memory) and t.shape, a table of the extents whose dimensions count from 0, are for reading. t:sizes()
--- is the shape as a list, t:size(d) one extent and #t the first; t[i] is entry i (from 1) along dimension 0. The
--- collector gives memory back, t:free() does so at once. Requiring this module gives pk_tensor its methods.
+-- t.rank, t.numel, t.dtype ("f32"), t.stride (elements from one entry of dimension 0 to the next), t.offset (elements
+-- from the start of its memory) and t.shape, a table of the extents whose dimensions count from 0, are for reading.
+-- t:sizes() is the shape as a list, t:size(d) one extent and #t the first; t[i] is entry i along dimension 0. What counts
+-- within a tensor counts from 0, and from the end where it is negative: t[-1], t:size(-1), t:sum(-1). The collector gives
+-- memory back, t:free() does so at once. Requiring this module gives pk_tensor its methods.
 local caller = require "pack.core.caller"
 local context = require "pack.core.context"
 local dispatch = require "pack.core.dispatch"
 local ffi = require "ffi"
+local named = require "pack.core.methods"
 local native = require "pack.native"
 local is_integer = require("pack.core.numbers").is_integer
 local ops = require "pack.core.ops"
@@ -200,7 +202,7 @@ local function check_array(what, data, bytes)
 end
 
 local function bytes_of(self)
-  return tonumber(self.raw_numel * C.pk_dtype_size(self.dtype))
+  return tonumber(self.raw_numel * C.pk_dtype_size(self.raw_dtype))
 end
 
 local function refuse_other(self, name)
@@ -222,7 +224,7 @@ end
 -- It may hold NaNs that Lua cannot take as numbers; t:read_numbers() has plain ones.
 function methods:read(data, bytes)
   local size = bytes_of(self)
-  data = data or array_types[self.dtype](math.max(self.numel, 1))
+  data = data or array_types[self.raw_dtype](math.max(self.numel, 1))
   check_array("read", data, bytes or size)
   check_ok(C.pk_tensor_read(self, data, bytes or size))
   return data
@@ -306,12 +308,13 @@ end
 
 -- Shape ------------------------------------------------------------------------------------------
 
---- The extent of dimension d, from 0.
+--- The extent of dimension d; -1 is the last.
 function methods:size(d)
-  if type(d) ~= "number" or d % 1 ~= 0 or d < 0 or d >= self.rank then
-    caller.raise("size: dimension %s of a tensor of rank %d", tostring(d), self.rank)
+  local rank = self.rank
+  if type(d) ~= "number" or d % 1 ~= 0 or d < -rank or d >= rank then
+    caller.raise("size: dimension %s of a tensor of rank %d", tostring(d), rank)
   end
-  return tonumber(self.raw_shape[d])
+  return tonumber(self.raw_shape[d < 0 and d + rank or d])
 end
 
 --- The shape as a Lua table.
@@ -319,11 +322,6 @@ function methods:sizes()
   local sizes = {}
   for d = 0, self.rank - 1 do sizes[d + 1] = tonumber(self.raw_shape[d]) end
   return sizes
-end
-
---- The name of the dtype.
-function methods:dtype_name()
-  return tensor.dtype_names[self.dtype]
 end
 
 local function refuse_tracked(self, what)
@@ -364,18 +362,19 @@ function methods:detach()
   return view(self, self:sizes(), self.stride, 0)
 end
 
--- Entry i (from 1) along dimension 0: a view, or operations where a gradient is taken.
+-- Entry i along dimension 0: a view, or operations where a gradient is taken.
 local function entry(self, i)
   local count = self.rank > 0 and self:size(0) or 0
-  if i % 1 ~= 0 or i < 1 or i > count then
+  if i % 1 ~= 0 or i < -count or i >= count then
     caller.raise("index %s of a tensor with %d entries along dimension 0", tostring(i), count)
   end
+  if i < 0 then i = i + count end
   local shape = self:sizes()
   table.remove(shape, 1)
   if dispatch.is_tracked and dispatch.is_tracked(self) then
-    return ops.reshape(ops.slice(self, {axis = 0, start = i - 1, count = 1}), {shape = shape})
+    return ops.reshape(ops.slice(self, {axis = 0, start = i, count = 1}), {shape = shape})
   end
-  return view(self, shape, inner_of(shape), self.stride * (i - 1))
+  return view(self, shape, inner_of(shape), self.stride * i)
 end
 
 --- Gives the memory back now (a view gives back its share). Twice is harmless; any other use of the
@@ -390,11 +389,7 @@ function methods:to(dtype)
   return ops.cast(self, {dtype = dtype_number(dtype)})
 end
 
-for _, operation in ipairs(dispatch.list) do
-  if operation.n_inputs > 0 and not methods[operation.name] then
-    methods[operation.name] = ops[operation.name]
-  end
-end
+for name, method in pairs(named) do methods[name] = methods[name] or method end
 
 -- Operators --------------------------------------------------------------------------------------
 
@@ -434,6 +429,10 @@ metatable.__mul = operator(ops.multiply, function(a, n) return affine(a, n, 0) e
   function(n, b) return affine(b, n, 0) end)
 metatable.__div = operator(ops.divide, function(a, n) return ops.divide(a, scalar(n, a)) end,
   function(n, b) return ops.divide(scalar(n, b), b) end)
+function metatable.__pow(a, power)
+  if not is_tensor(a) then caller.raise("a number to the power of a tensor; ops.exp(x * math.log(base)) is that") end
+  return named.pow(a, power)
+end
 -- Lua hands the operand over twice.
 function metatable.__unm(a)
   return ops.negate(a)
@@ -447,6 +446,10 @@ end
 
 -- What a tensor has besides methods, rank and dtype.
 local fields = {}
+
+function fields.dtype(self)
+  return tensor.dtype_names[self.raw_dtype]
+end
 
 function fields.numel(self)
   return tonumber(self.raw_numel)
@@ -508,9 +511,10 @@ local function corner(self, shape, depth, at)
   return "{" .. table.concat(parts, separator) .. "}"
 end
 
---- dtype, shape and device of a tensor: "f32 [2, 3] on cpu".
+--- dtype, shape and device of a tensor: "f32 {2, 3} on cpu", or "f32 on cpu" of rank 0.
 function tensor.heading(self)
-  local head = ("%s [%s]"):format(self:dtype_name(), table.concat(self:sizes(), ", "))
+  local shape = self.rank > 0 and (" {%s}"):format(table.concat(self:sizes(), ", ")) or ""
+  local head = self.dtype .. shape
   if self.storage == nil then return head .. " (freed)" end
   return head .. " on " .. ffi.string(C.pk_context_device(self.context))
 end
@@ -524,7 +528,8 @@ function metatable.__tostring(self)
   local head = tensor.heading(self)
   if self.storage == nil then return head end
   local good, text = pcall(tensor.corner, self)
-  return head .. "\n" .. (good and text or "(" .. text:gsub("^.-:%d+: ", "") .. ")")
+  if not good then return head .. "\n(" .. text:gsub("^.-:%d+: ", "") .. ")" end
+  return self.rank == 0 and ("%s (%s)"):format(text, head) or head .. "\n" .. text
 end
 
 ffi.metatype(Tensor, metatable)

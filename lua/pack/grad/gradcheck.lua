@@ -20,7 +20,7 @@ end
 
 local function check_inputs(inputs)
   for i, input in ipairs(inputs) do
-    if not tensor.is(input) or input.dtype ~= tensor.dtypes.f64 then
+    if not tensor.is(input) or input.dtype ~= "f64" then
       caller.raise("gradcheck: input %d is not an f64 tensor", i)
     end
   end

@@ -75,7 +75,7 @@ local function check_result(result)
   if not dispatch.is_tensor(result) then
     caller.raise("grad: the function returned a %s, not a tensor", type(result))
   end
-  if result.dtype == dispatch.dtypes.i32 then
+  if result.raw_dtype == dispatch.dtypes.i32 then
     caller.raise("grad: the function's result is i32: only floats have gradients")
   end
 end
@@ -116,7 +116,7 @@ local function check_options(leaves, options)
   for i, into in ipairs(options.into) do
     local leaf = leaves[i]
     local fits = dispatch.is_tensor(into) and into.rank == leaf.rank
-      and into.dtype == tape.gradient_dtype(leaf.dtype)
+      and into.raw_dtype == tape.gradient_dtype(leaf.raw_dtype)
     for d = 0, leaf.rank - 1 do fits = fits and into:size(d) == leaf:size(d) end
     if not fits then
       caller.raise("grad: into %d does not have the shape and gradient dtype of leaf %d, [%s]", i, i,

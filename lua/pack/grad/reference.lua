@@ -8,7 +8,7 @@ local BF16, F32 = 2, 1
 
 -- bf16 operands as f32: the fused operations multiply and add in f32.
 local function wide(x)
-  return x.dtype == BF16 and ops.cast(x, {dtype = F32}) or x
+  return x.raw_dtype == BF16 and ops.cast(x, {dtype = F32}) or x
 end
 
 -- The largest value along the last axis: a constant to gradients, which it cancels from. 0 where there is none.

@@ -241,7 +241,7 @@ rules.matmul = {
     local x, y = node.inputs[1], node.inputs[2]
     local turned_x = b.truth(node.attributes.transpose_a)
     local turned_y = b.truth(node.attributes.transpose_b)
-    if (x or y).dtype == BF16 then g = ops.cast(g, {dtype = BF16}) end
+    if (x or y).raw_dtype == BF16 then g = ops.cast(g, {dtype = BF16}) end
     if turned_x then
       b:emit(1, "matmul", {y, g}, {transpose_a = turned_y, transpose_b = true})
     else

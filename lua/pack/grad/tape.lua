@@ -44,7 +44,7 @@ function tape.create(leaves)
     if not dispatch.is_tensor(leaf) then
       caller.raise("grad: leaf %d is a %s, not a tensor", i, type(leaf))
     end
-    if leaf.dtype == I32 then caller.raise("grad: leaf %d is i32: only floats have gradients", i) end
+    if leaf.raw_dtype == I32 then caller.raise("grad: leaf %d is i32: only floats have gradients", i) end
     self:track(leaf)
   end
   return self
@@ -130,7 +130,7 @@ local function save(node, operation, rule, inputs, outputs)
   if rule.shapes then
     node.shapes, node.dtypes = {}, {}
     for i = 1, #inputs do
-      node.shapes[i], node.dtypes[i] = inputs[i]:sizes(), inputs[i].dtype
+      node.shapes[i], node.dtypes[i] = inputs[i]:sizes(), inputs[i].raw_dtype
     end
   end
 end
@@ -177,7 +177,7 @@ local function note_outputs(self, node, outputs)
   for o = 1, tracked do
     node.results[o] = {id = self:track(outputs[o])}
     if tracked > 1 then
-      node.results[o].shape, node.results[o].dtype = outputs[o]:sizes(), gradient_dtype(outputs[o].dtype)
+      node.results[o].shape, node.results[o].dtype = outputs[o]:sizes(), gradient_dtype(outputs[o].raw_dtype)
     end
     self:note_forward(outputs[o], #self.nodes)
   end
@@ -199,13 +199,13 @@ function Tape:record(operation, given, inputs, outputs)
   end
   check(self, operation, given, inputs, outputs)
   local result = outputs[1]
-  if not result or result.dtype == I32 then return end
+  if not result or result.raw_dtype == I32 then return end
   if not operation.differentiable then
     caller.raise("%s has no gradient; detach its inputs if it is meant as a constant",
       operation.name)
   end
   local source = inputs[1]
-  if operation.name == "cast" and gradient_dtype(source.dtype) == gradient_dtype(result.dtype) then
+  if operation.name == "cast" and gradient_dtype(source.raw_dtype) == gradient_dtype(result.raw_dtype) then
     self.ids[result] = self.ids[source]
     self:note_forward(result, #self.nodes + 1)
     return
@@ -433,7 +433,7 @@ local function unwritten_destinations(leaves, self, options)
 end
 
 local function zeros_like(leaf, out)
-  return ops.fill {shape = leaf:sizes(), dtype = gradient_dtype(leaf.dtype), value = 0, out = out,
+  return ops.fill {shape = leaf:sizes(), dtype = gradient_dtype(leaf.raw_dtype), value = 0, out = out,
     context = {handle = leaf.context}}
 end
 
@@ -484,7 +484,7 @@ function Tape:backward(result, g, leaves, options)
   }, Walk)
   local id = self.ids[result]
   if id then
-    local seed = g or ops.fill {shape = result:sizes(), dtype = gradient_dtype(result.dtype),
+    local seed = g or ops.fill {shape = result:sizes(), dtype = gradient_dtype(result.raw_dtype),
       value = 1, context = walk.context}
     walk.node = {ids = {id}}
     walk:give(1, seed)

@@ -163,7 +163,7 @@ function File:doubles(entry, first, count)
 end
 
 local function fill_part(part, first, count, file, entry)
-  part:write(file:elements(entry, part:dtype_name(), first, count))
+  part:write(file:elements(entry, part.dtype, first, count))
 end
 
 -- Fills a tensor with an entry of the header, part by part.
@@ -184,7 +184,7 @@ function File:read_into(name, t)
     caller.raise("%s: tensor '%s' has shape %s, which is neither that of its place, %s, nor that of one worker",
       self.path, name, shape_text(entry.shape), shape_text(t:sizes()))
   end
-  local values = self:elements(entry, t:dtype_name(), 0, entry.numel)
+  local values = self:elements(entry, t.dtype, 0, entry.numel)
   for worker = 0, workers - 1 do
     local part = slab(t, worker, 1)
     part:write(values)
@@ -226,7 +226,7 @@ local function describe(path, item, place)
   if type(name) ~= "string" or not tensor.is(t) then
     caller.raise("%s: entry %d is not {name = string, tensor = tensor}", path, place)
   end
-  local dtype = item.dtype or t:dtype_name()
+  local dtype = item.dtype or t.dtype
   if not file_dtypes[dtype] then
     caller.raise("%s: tensor '%s': dtype '%s' is not one of f64, f32, bf16, i32", path, name, tostring(dtype))
   end
@@ -267,7 +267,7 @@ local function declare(writer, item)
 end
 
 local function write_part(part, _, count, writer, path, item)
-  local own, values = part:dtype_name(), part:read()
+  local own, values = part.dtype, part:read()
   if own ~= item.dtype then
     local converted = ffi.new("uint8_t[?]", count * dtype_size(item.dtype))
     check(C.pk_convert(tensor.dtypes[item.dtype], converted, file_dtypes[own], values, count),

@@ -287,7 +287,7 @@ end
 
 local function read_converted(state, prefix, into, conversion, context)
   local saved = arena.create(into.layout, state.info.num_models,
-    {dtype = into.tensor:dtype_name(), category = "workspace", context = context})
+    {dtype = into.tensor.dtype, category = "workspace", context = context})
   read_arena(state.file, prefix, saved)
   convert[conversion](saved.tensor, into.tensor)
   saved:free()

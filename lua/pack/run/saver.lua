@@ -38,7 +38,7 @@ local function sizes(trainer)
   local state, weights = 0, 0
   for _, item in ipairs(tensors) do
     local t = item.tensor
-    local bytes = t.numel * tonumber(C.pk_dtype_size(t.dtype))
+    local bytes = t.numel * tonumber(C.pk_dtype_size(t.raw_dtype))
     state = state + bytes
     if item.name:find("^parameters/") then weights = weights + bytes / workers * (workers + 1) end
   end
