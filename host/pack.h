@@ -323,6 +323,11 @@ pk_status pk_program_end(pk_program *program, const pk_tensor *const *results, i
 /* Takes the planned memory, once. After PK_NO_MEMORY it may be tried again. */
 pk_status pk_program_prepare(pk_program *program);
 
+/* The same for programs of one context that run one after the other: they share one piece of
+ * memory, as large as the largest of them needs. The results of one are readable until another
+ * runs. */
+pk_status pk_programs_prepare(pk_program *const *programs, int64_t count);
+
 /* Runs the operations in order, after pk_program_prepare. From the second run on a device that has
  * graphs launches all of them as one. */
 pk_status pk_program_run(pk_program *program);

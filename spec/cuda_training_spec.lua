@@ -169,24 +169,30 @@ if name ~= "emu" then return end
 describe("a recorded step of training", function()
   helper.watch()
 
-  it("is one graph: no wait inside, no allocation, and no copy from the host but the batch and two small tensors", function()
-    local one = create(device)
-    losses(one, 2)
-    local run, inside = one.run_step
-    one.run_step = function(self)
-      local results
-      inside = emu.count(function() results = {run(self)} end)
-      return unpack(results)
-    end
-    local whole = emu.count(function() one:step() end)
-    assert.same({graph_launches = 1, captures = 0, launches = 0, allocations = 0, releases = 0, uploads = 0, downloads = 0,
-      copies = 0, fills = 0, upload_bytes = 0, synchronizations = 0}, inside)
-    assert.equal(2 * 2 + 2, whole.uploads) -- tokens and targets of two micro-steps, the scalars and the matrix
-    assert.equal(2 * 96 * 4 + 12 * 8 + 9 * 8, whole.upload_bytes)
-    assert.same({0, 0}, {whole.allocations, whole.launches})
-    assert.same({4, 1}, {whole.downloads, whole.synchronizations}) -- losses, counts, norms, the guard; one wait for all
-    assert.equal("", one:recorded():remark())
-  end)
+  for micro_batch, graphs in pairs {[4] = 1, [2] = 3} do
+    local micro_steps = graphs == 1 and 1 or 2
+    it(("of %d micro-steps is %d graphs: no wait inside, no allocation, and no copy from the host but the batch and two "
+      .. "small tensors"):format(micro_steps, graphs), function()
+      local one = create(device, {"training.micro_batch_size=" .. micro_batch})
+      assert.equal(micro_steps, one.accumulation)
+      losses(one, 2)
+      for _, part in ipairs(one:recorded().parts) do
+        local run = part.run
+        part.run = function(self)
+          local inside = emu.count(function() run(self) end)
+          assert.same({graph_launches = 1, captures = 0, launches = 0, allocations = 0, releases = 0, uploads = 0,
+            downloads = 0, copies = 0, fills = 0, upload_bytes = 0, synchronizations = 0}, inside)
+        end
+      end
+      local whole = emu.count(function() one:step() end)
+      assert.equal(graphs, whole.graph_launches)
+      assert.equal(2 * micro_steps + 2, whole.uploads) -- tokens and targets of micro-steps, the scalars and the matrix
+      assert.equal(2 * 96 * 4 + 12 * 8 + 9 * 8, whole.upload_bytes)
+      assert.same({0, 0}, {whole.allocations, whole.launches})
+      assert.same({4, 1}, {whole.downloads, whole.synchronizations}) -- losses, counts, norms, the guard; one wait for all
+      assert.equal("", one:recorded():remark())
+    end)
+  end
 end)
 
 describe("a step that the device has no memory for", function()

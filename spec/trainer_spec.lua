@@ -142,6 +142,19 @@ describe("A trainer", function()
     assert.same(state(eager), state(recorded))
   end)
 
+  it("records a micro-step once, however many there are, in memory that the parts share", function()
+    local few = create {"decentralized.num_models=2", "training.micro_batch_size=2"}
+    local many = create {"decentralized.num_models=2", "training.micro_batch_size=1"}
+    local a, b = few:recorded():memory(), many:recorded():memory()
+    assert.equal(3, #many:recorded().parts)
+    assert.equal(a.recorded, b.recorded)
+    local first, later, update = unpack(many:recorded().parts)
+    assert.equal(first:memory().operations + 3 * later:memory().operations + update:memory().operations, b.operations)
+    assert.equal(math.max(first:memory().slab, later:memory().slab, update:memory().slab), b.slab)
+    steps(many, 1)
+    assert.has_error(function() first:run() update.results[3]:totable() end)
+  end)
+
   it("in micro-steps does what it does with the undivided batch", function()
     local whole = create {"decentralized.num_models=2", "training.micro_batch_size=4"}
     local parts = create {"decentralized.num_models=2", "training.micro_batch_size=1"}

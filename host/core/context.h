@@ -49,7 +49,7 @@ struct pk_storage {
   int32_t category;
   int64_t recording;   /* the number of the program whose it is; 0: it has memory of its own */
   bool kept;           /* a program's result: readable after a run */
-  bool filled;         /* of a slab: its program has run */
+  int64_t holds;       /* of a slab: the number of the program that ran last; 0: none */
   bool needed;         /* while planning: a live operation reads it */
   int64_t span;        /* while planning: its number, or -1 */
   int64_t slab_offset; /* bytes */

@@ -178,8 +178,10 @@ const char *pk_tensor_trouble(const pk_tensor *tensor) {
   if (!storage->kept)
     return "was made while a program was recorded and is none of its results, so that it has no "
            "memory of its own: return it from the compiled function";
-  return storage->slab && storage->slab->filled ? NULL
-                                                : "is a result of a program that has not run";
+  int64_t holds = storage->slab ? storage->slab->holds : 0;
+  if (holds == storage->recording) return NULL;
+  return holds ? "is a result whose memory another program has used since"
+               : "is a result of a program that has not run";
 }
 
 static pk_status check_usable(const pk_tensor *tensor) {

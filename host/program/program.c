@@ -192,30 +192,50 @@ pk_status pk_program_end(pk_program *program, const pk_tensor *const *results, i
 
 /* --- running --- */
 
-/* Takes the slab and gives the program's storages their memory in it. */
-static pk_status take_slab(pk_program *program) {
-  if (program->slab) return PK_OK;
-  pk_status status =
-      pk_storage_create(program->context, program->plan.slab, PK_ACTIVATIONS, &program->slab);
-  if (status != PK_OK) return pk_fail_within(status, "the slab of a recorded program");
+/* Gives the program's storages their memory in a slab, of which it takes a share. */
+static void use_slab(pk_program *program, pk_storage *slab) {
+  slab->references++;
+  program->slab = slab;
   for (int64_t i = 0; i < program->list.count; i++) {
     pk_recorded *entry = program->list.entries[i];
     entry->call.workspace = (char *)program->slab->memory + entry->workspace_offset;
     for (int t = 0; t < PK_RECORDED_TENSORS; t++) {
       pk_storage *storage = entry->tensors[t].storage;
-      if (storage && storage->recording == program->number)
-        pk_storage_place(storage, program->slab);
+      if (storage && storage->recording == program->number) pk_storage_place(storage, slab);
     }
   }
-  return PK_OK;
 }
 
-pk_status pk_program_prepare(pk_program *program) {
+static pk_status check_ready(const pk_program *program) {
   if (program->recording) return pk_fail(PK_INVALID, "the program is still being recorded");
   if (program->context->recording) {
     return pk_fail(PK_INVALID, "a program cannot be run while another is recorded");
   }
-  return take_slab(program);
+  return PK_OK;
+}
+
+pk_status pk_programs_prepare(pk_program *const *programs, int64_t count) {
+  int64_t bytes = 0;
+  for (int64_t p = 0; p < count; p++) {
+    pk_status status = check_ready(programs[p]);
+    if (status != PK_OK) return status;
+    if (programs[p]->context != programs[0]->context || programs[p]->slab)
+      return pk_fail(PK_INVALID, "program %lld cannot share memory: it %s", (long long)p + 1,
+                     programs[p]->slab ? "has its own" : "belongs to another device context");
+    if (programs[p]->plan.slab > bytes) bytes = programs[p]->plan.slab;
+  }
+  if (count == 0) return PK_OK;
+  pk_storage *slab;
+  pk_status status = pk_storage_create(programs[0]->context, bytes, PK_ACTIVATIONS, &slab);
+  if (status != PK_OK) return pk_fail_within(status, "the slab of a recorded program");
+  for (int64_t p = 0; p < count; p++) use_slab(programs[p], slab);
+  pk_storage_release(slab);
+  return PK_OK;
+}
+
+pk_status pk_program_prepare(pk_program *program) {
+  pk_status status = check_ready(program);
+  return status != PK_OK || program->slab ? status : pk_programs_prepare(&program, 1);
 }
 
 pk_status pk_program_run(pk_program *program) {
@@ -226,7 +246,7 @@ pk_status pk_program_run(pk_program *program) {
   if (!program->context->forecast || program->context->trace)
     status = pk_replay_run(&program->replay, program->context, program->list.entries,
                            program->list.count, program->commit);
-  if (status == PK_OK) program->slab->filled = true;
+  program->slab->holds = status == PK_OK ? program->number : 0;
   return status;
 }
 

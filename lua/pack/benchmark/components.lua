@@ -32,8 +32,8 @@ local function parts_of(trainer)
   end
   local kept = {losses = between(model.dtype), counts = between("f64")}
   local parts = {}
-  function parts.compute()
-    local losses, counts = trainer:compute()
+  function parts.compute(micro)
+    local losses, counts = trainer:compute(micro)
     ops.copy(losses, {out = kept.losses})
     ops.copy(counts, {out = kept.counts})
   end
@@ -51,6 +51,20 @@ local function runnable(trainer, part)
   if not trainer.config.runtime.compile then return part, function() end end
   local recorded = program.record(part, {}, trainer.context, {recompute = trainer.config.runtime.recompute})
   return function() recorded:run() end, function() recorded:free() end
+end
+
+-- The whole of a step's forward and backward passes: the first micro-step, and the later ones by one program.
+local function runnable_compute(trainer, compute)
+  local first, free_first = runnable(trainer, function() compute(1) end)
+  if trainer.accumulation == 1 then return first, free_first end
+  local later, free_later = runnable(trainer, function() compute(2) end)
+  return function()
+    first()
+    for _ = 2, trainer.accumulation do later() end
+  end, function()
+    free_first()
+    free_later()
+  end
 end
 
 -- The median seconds of up to MOST_RUNS runs, none of which begins after LONGEST_SECONDS, and one before that does not
@@ -75,7 +89,7 @@ function components.measure(trainer)
   local parts, kept = parts_of(trainer)
   local result = {}
   for _, name in ipairs(components.names) do
-    local run, free = runnable(trainer, parts[name])
+    local run, free = (name == "compute" and runnable_compute or runnable)(trainer, parts[name])
     result[name] = time(trainer, run)
     free()
   end

@@ -37,24 +37,17 @@ end
 local function ordinary(trainer, index, losses, counts)
   local model = model_of(trainer, index)
   local one = {model = model, gradients = row_of(trainer.optimizer.gradients, index),
-    loss = entry(losses, index), count = entry(counts, index), tokens = {}, targets = {}}
-  for micro = 1, trainer.accumulation do
-    one.tokens[micro] = entry(trainer.tokens[micro], index)
-    one.targets[micro] = entry(trainer.targets[micro], index)
-  end
+    loss = entry(losses, index), count = entry(counts, index), tokens = entry(trainer.tokens, index),
+    targets = entry(trainer.targets, index)}
   return one
 end
 
--- Forward and backward of one worker.
-local function compute(one)
-  local losses, counts
-  for micro, tokens in ipairs(one.tokens) do
-    local loss, count = one.model:backward(tokens, one.targets[micro], one.gradients, micro > 1)
-    losses = losses and ops.add(losses, loss) or loss
-    counts = counts and ops.add(counts, count) or count
-  end
-  ops.copy(losses, {out = one.loss})
-  ops.copy(counts, {out = one.count})
+-- Forward and backward of one worker in a micro-step.
+local function compute(one, micro)
+  local accumulate = micro > 1
+  local loss, count = one.model:backward(one.tokens, one.targets, one.gradients, accumulate)
+  ops.copy(loss, {out = one.loss, accumulate = accumulate})
+  ops.copy(count, {out = one.count, accumulate = accumulate})
 end
 
 --- Makes a trainer that has not taken a step compute its workers one after the other.
@@ -66,8 +59,8 @@ function sequential.apply(trainer)
   for index = 0, trainer.num_models - 1 do
     workers[index + 1] = ordinary(trainer, index, losses, counts)
   end
-  function trainer.compute()
-    for _, one in ipairs(workers) do compute(one) end
+  function trainer.compute(_, micro)
+    for _, one in ipairs(workers) do compute(one, micro) end
     return losses, counts
   end
 end

@@ -137,6 +137,19 @@ function Program:run()
   end
 end
 
+--- Takes memory for programs of one context that run one after the other: one piece, as large as the largest needs. The
+-- results of one are readable until another runs.
+function program.share(programs)
+  local handles = ffi.new("pk_program *[?]", #programs + 1)
+  for i, one in ipairs(programs) do
+    refuse_freed(one)
+    handles[i - 1] = one.handle
+  end
+  if #programs == 0 then return end
+  dispatch.attempt(programs[1].context, function() return C.pk_programs_prepare(handles, #programs) end)
+  for _, one in ipairs(programs) do one.prepared = true end
+end
+
 --- Where a remark goes, once: to standard error. Another function can be put in its place.
 function Program.say(text)
   io.stderr:write(text)

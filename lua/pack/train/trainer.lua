@@ -9,7 +9,7 @@ local loader = require "pack.data.loader"
 local native = require "pack.native"
 local ops = require "pack.core.ops"
 local optim = require "pack.train.adamw"
-local program = require "pack.core.program"
+local recorded_step = require "pack.train.recorded"
 local runtime = require "pack.config.runtime"
 local schedule = require "pack.train.schedule"
 local tensor = require "pack.core.tensor"
@@ -87,7 +87,7 @@ function Trainer:open_loader(train)
   }
 end
 
--- The tensors that a micro-batch is copied into, and their copies on the host.
+-- The tensors that a micro-batch is copied into, the batch on the host, and the sums over micro-steps.
 function Trainer:allocate_batch()
   local rows, length = self.config.training.micro_batch_size, self.config.model.context_length
   self.micro_elements = self.num_models * rows * length
@@ -95,10 +95,11 @@ function Trainer:allocate_batch()
     return tensor.zeros({self.num_models, rows, length}, "i32",
       {category = "data", context = self.context})
   end
-  self.tokens, self.targets = {}, {} -- one tensor per micro-step
-  for micro = 1, self.accumulation do
-    self.tokens[micro], self.targets[micro] = device_batch(), device_batch()
+  local function sums(dtype)
+    return tensor.zeros({self.num_models}, dtype, {category = "workspace", context = self.context})
   end
+  self.tokens, self.targets = device_batch(), device_batch()
+  if self.accumulation > 1 then self.losses, self.counts = sums(self.model.dtype), sums("f64") end
   self.host_tokens = ffi.new("int32_t[?]", self.accumulation * self.micro_elements)
   self.host_targets = ffi.new("int32_t[?]", self.accumulation * self.micro_elements)
 end
@@ -110,53 +111,47 @@ function Trainer:mixing_matrix(gamma, mixes)
   return gamma == 1 and w or consensus_matrix(self.num_models, gamma, w)
 end
 
--- Writes the host's batch into device memory.
-function Trainer:write_batch()
-  for micro = 1, self.accumulation do
-    local first = (micro - 1) * self.micro_elements
-    self.tokens[micro]:write(self.host_tokens + first)
-    self.targets[micro]:write(self.host_targets + first)
-  end
+-- Writes the part of the host's batch for one micro-step (from 1) into device memory.
+function Trainer:write_batch(micro)
+  local first = (micro - 1) * self.micro_elements
+  self.tokens:write(self.host_tokens + first)
+  self.targets:write(self.host_targets + first)
 end
 
---- The operations before a step's update: forward and backward of the batch in micro-steps, into the gradient
--- arena. Returns loss sums and counts of valid targets per worker, tensors [N].
-function Trainer:compute()
+--- The operations of one micro-step (from 1): forward and backward, into the gradient arena, which the first one
+-- overwrites. Returns loss sums and counts of valid targets per worker so far, tensors [N].
+function Trainer:compute(micro)
+  local accumulate = micro > 1
+  local loss, count = self.model:backward(self.tokens, self.targets, self.optimizer.gradients, accumulate)
+  if self.accumulation == 1 then return loss, count end
+  ops.copy(loss, {out = self.losses, accumulate = accumulate})
+  ops.copy(count, {out = self.counts, accumulate = accumulate})
+  return self.losses, self.counts
+end
+
+--- Runs the operations of a step one by one. Returns loss sums, counts of valid targets and gradient norms per worker,
+-- tensors [N].
+function Trainer:launch()
   local losses, counts
   for micro = 1, self.accumulation do
-    local loss, count = self.model:backward(self.tokens[micro], self.targets[micro],
-      self.optimizer.gradients, micro > 1)
-    losses = losses and ops.add(losses, loss) or loss
-    counts = counts and ops.add(counts, count) or count
+    self:write_batch(micro)
+    losses, counts = self:compute(micro)
   end
-  return losses, counts
-end
-
--- The operations of a step. Returns loss sums, counts of valid targets and gradient norms per worker, tensors [N].
-function Trainer:launch()
-  local losses, counts = self:compute()
   return losses, counts, self.optimizer:update(losses, counts)
 end
 
-local function record_step(self)
-  return program.record(function() return self:launch() end, {}, self.context,
-    {recompute = self.config.runtime.recompute})
-end
-
---- The step as a recorded program; made at first use.
+--- The step as recorded programs (pack.train.recorded); made at first use.
 function Trainer:recorded()
-  self.program = self.program or record_step(self)
+  self.program = self.program or recorded_step.create(self)
   return self.program
 end
 
 -- Runs the step's operations, recorded or one by one.
 function Trainer:run_step()
   if not self.config.runtime.compile then return self:launch() end
-  local recorded = self:recorded()
-  recorded:run()
+  local losses, counts, norms = self:recorded():run()
   self.optimizer:updated()
-  local results = recorded.results
-  return results[1], results[2], results[3]
+  return losses, counts, norms
 end
 
 local function per_worker(n, values, counts)
@@ -179,7 +174,6 @@ function Trainer:next_batch()
   if self.unfinished then self.batches:set_cursor(self.unfinished) end
   self.unfinished = self.batches:cursor()
   self.batches:next(self.host_tokens, self.host_targets)
-  self:write_batch()
 end
 
 --- Samples taken by the steps that were finished: where the next step's batch begins.
@@ -269,8 +263,8 @@ end
 function Trainer:free()
   if self.program then self.program:free() end
   if self.batches then self.batches:close() end
-  for _, list in ipairs {self.tokens, self.targets} do
-    for _, batch in ipairs(list) do batch:free() end
+  for _, name in ipairs {"tokens", "targets", "losses", "counts"} do
+    if self[name] then self[name]:free() end
   end
   self.optimizer:free()
   self.model:free()
