@@ -117,7 +117,7 @@ static __device__ bool is_finite(const pk_pack<T, width> *x, int64_t workers, in
 }
 
 template <class T, int width>
-static __device__ void write_half(const pk_rows &copy, int64_t worker, int64_t column,
+static __device__ void write_bf16(const pk_rows &copy, int64_t worker, int64_t column,
                                   pk_pack<T, width> x) {
   pk_pack<pk_bf16, width> rounded;
 #pragma unroll
@@ -185,7 +185,7 @@ template <class T, int width> static __global__ void step(pk_step_job job) {
         if (!finite && i < spoiled) spoiled = i;
       }
       *place<T, width>(job.x, i, column) = y;
-      if (job.half.at) write_half<T, width>(job.half, i, column, y);
+      if (job.bf16.at) write_bf16<T, width>(job.bf16, i, column, y);
     }
     if (spoiled < n) note_found(job, spoiled);
   }
@@ -211,7 +211,7 @@ static cudaError_t launch(const pk_step_job *job, cudaStream_t stream) {
 
 template <class T> static cudaError_t launch(const pk_step_job *job, cudaStream_t stream) {
   constexpr int width = 16 / sizeof(T);
-  bool aligned = job->columns % width == 0 && pk_rows_fit(job->half, 2, width);
+  bool aligned = job->columns % width == 0 && pk_rows_fit(job->bf16, 2, width);
   const pk_rows arenas[] = {job->x, job->g, job->m, job->v};
   for (const pk_rows &arena : arenas) aligned = aligned && pk_rows_fit(arena, sizeof(T), width);
   return aligned ? launch<T, width>(job, stream) : launch<T, 1>(job, stream);

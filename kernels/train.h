@@ -27,7 +27,7 @@ typedef struct pk_guard {
 /* mix, adamw and update, which is both and the clip: what is not wanted is false, or NULL. */
 typedef struct pk_step_job {
   pk_rows x, g, m, v;
-  pk_rows half; /* bf16 copy of x, or NULL */
+  pk_rows bf16; /* copy of x in bf16, or NULL */
   pk_vector scale, norm, scalars;
   pk_vector mixing;      /* [N, N]: stride between its rows */
   const int32_t *blocks; /* [D / 64] */

@@ -189,11 +189,11 @@ describe("RMSNorm on the CUDA device", function()
       local _, a = both({2, 9, width}, "f32", 1)
       local _, b = both({2, 9, width}, "f32", 2)
       local _, w = both({2, width}, "f32", 3, 0.5, 1.5)
-      for _, half in ipairs {false, true} do
-        local sum, y, rstd = ops.add_rmsnorm(a, b, w, {eps = 1e-5, half = half})
+      for _, bf16 in ipairs {false, true} do
+        local sum, y, rstd = ops.add_rmsnorm(a, b, w, {eps = 1e-5, bf16 = bf16})
         local plain_sum = ops.add(a, b)
         local plain_y, plain_rstd = ops.rmsnorm(plain_sum, w, {eps = 1e-5})
-        if half then plain_y = plain_y:to("bf16") end
+        if bf16 then plain_y = plain_y:to("bf16") end
         assert.equal(numbers.bytes(plain_sum), numbers.bytes(sum))
         assert.equal(numbers.bytes(plain_y), numbers.bytes(y))
         assert.equal(numbers.bytes(plain_rstd), numbers.bytes(rstd))

@@ -16,7 +16,7 @@ local function made(shape, dtype, seed, low, high)
   return (numbers.strided(shape, dtype, numbers.list(count, seed, low, high)))
 end
 
-local function half_of(t)
+local function bf16_of(t)
   return ops.cast(t, {dtype = "bf16"})
 end
 
@@ -98,17 +98,17 @@ describe("add_rmsnorm", function()
   support.watch()
 
   for _, case in ipairs {{"f64", false}, {"f32", false}, {"f32", true}} do
-    local dtype, half = unpack(case)
-    it("gives the bits of the addition and the norm, " .. dtype .. (half and ", cast" or ""), function()
+    local dtype, bf16 = unpack(case)
+    it("gives the bits of the addition and the norm, " .. dtype .. (bf16 and ", cast" or ""), function()
       for _, size in ipairs {{1, 1, 1}, {2, 3, 5}, {1, 200, 33}, {2, 130, 320}} do
         local n, rows, width = unpack(size)
         local a, b = made({n, rows, width}, dtype, 1), made({n, rows, width}, dtype, 2, -3, 3)
         local weight = made({n, width}, dtype, 3, 0.5, 2)
         local sum = ops.add(a, b)
         local y, rstd = ops.rmsnorm(sum, weight, {eps = 1e-3})
-        local got = {ops.add_rmsnorm(a, b, weight, {eps = 1e-3, half = half})}
+        local got = {ops.add_rmsnorm(a, b, weight, {eps = 1e-3, bf16 = bf16})}
         assert_bits(sum, got[1], "sum")
-        assert_bits(half and half_of(y) or y, got[2], "y")
+        assert_bits(bf16 and bf16_of(y) or y, got[2], "y")
         assert_bits(rstd, got[3], "rstd")
       end
     end)
@@ -120,48 +120,48 @@ describe("add_rmsnorm", function()
       weight, {eps = 0})
     numbers.assert_refused("add_rmsnorm: weight [2, 3] must be [2, 4]", ops.add_rmsnorm, a, a, tensor.zeros {2, 3},
       {eps = 0})
-    numbers.assert_refused("add_rmsnorm: half makes bf16 of f32, not of f64", ops.add_rmsnorm,
+    numbers.assert_refused("add_rmsnorm: bf16 results are of f32, not of f64", ops.add_rmsnorm,
       tensor.zeros({2, 3, 4}, "f64"), tensor.zeros({2, 3, 4}, "f64"), tensor.zeros({2, 4}, "f64"),
-      {eps = 0, half = true})
+      {eps = 0, bf16 = true})
   end)
 end)
 
-describe("half", function()
+describe("bf16 results", function()
   support.watch()
 
   it("gives the bits of the result's cast", function()
     local x, weight = made({2, 130, 33}, "f32", 1, -3, 3), made({2, 33}, "f32", 2)
     local y, rstd = ops.rmsnorm(x, weight, {eps = 1e-3})
-    local short, same = ops.rmsnorm(x, weight, {eps = 1e-3, half = true})
-    assert_bits(half_of(y), short, "rmsnorm")
+    local short, same = ops.rmsnorm(x, weight, {eps = 1e-3, bf16 = true})
+    assert_bits(bf16_of(y), short, "rmsnorm")
     assert_bits(rstd, same, "rstd")
     local heads = made({2, 3, 9, 2, 10}, "f32", 3)
     for _, inverse in ipairs {false, true} do
-      assert_bits(half_of(ops.rope(heads, {theta = 100, inverse = inverse})),
-        ops.rope(heads, {theta = 100, inverse = inverse, half = true}), "rope")
+      assert_bits(bf16_of(ops.rope(heads, {theta = 100, inverse = inverse})),
+        ops.rope(heads, {theta = 100, inverse = inverse, bf16 = true}), "rope")
     end
     local g, gate, up = made({2, 30, 901}, "f32", 4), made({2, 30, 901}, "f32", 5, -9, 9), made({2, 30, 901}, "f32", 6)
-    assert_bits(half_of(ops.swiglu(gate, up)), ops.swiglu(gate, up, {half = true}), "swiglu")
+    assert_bits(bf16_of(ops.swiglu(gate, up)), ops.swiglu(gate, up, {bf16 = true}), "swiglu")
     local gate_grad, up_grad = ops.swiglu_grad(g, gate, up)
-    local gate_half, up_half = ops.swiglu_grad(g, gate, up, {half = true})
-    assert_bits(half_of(gate_grad), gate_half, "gate_grad")
-    assert_bits(half_of(up_grad), up_half, "up_grad")
+    local gate_bf16, up_bf16 = ops.swiglu_grad(g, gate, up, {bf16 = true})
+    assert_bits(bf16_of(gate_grad), gate_bf16, "gate_grad")
+    assert_bits(bf16_of(up_grad), up_bf16, "up_grad")
   end)
 
   it("gives the bits of the cast of joined results", function()
     local x = made({2, 3, 9, 6, 10}, "f32", 3)
     local parts = {ops.rope_split(x, {theta = 100})}
-    for i, part in ipairs {ops.rope_split(x, {theta = 100, half = true})} do assert_bits(half_of(parts[i]), part, "part") end
-    assert_bits(half_of(ops.rope_join(parts[1], parts[2], parts[3], {theta = 100, inverse = true})),
-      ops.rope_join(parts[1], parts[2], parts[3], {theta = 100, inverse = true, half = true}), "rope_join")
+    for i, part in ipairs {ops.rope_split(x, {theta = 100, bf16 = true})} do assert_bits(bf16_of(parts[i]), part, "part") end
+    assert_bits(bf16_of(ops.rope_join(parts[1], parts[2], parts[3], {theta = 100, inverse = true})),
+      ops.rope_join(parts[1], parts[2], parts[3], {theta = 100, inverse = true, bf16 = true}), "rope_join")
     local g, both = made({2, 30, 901}, "f32", 4), made({2, 30, 1802}, "f32", 5, -9, 9)
-    assert_bits(half_of(ops.swiglu_split(both)), ops.swiglu_split(both, {half = true}), "swiglu_split")
-    assert_bits(half_of(ops.swiglu_split_grad(g, both)), ops.swiglu_split_grad(g, both, {half = true}), "its gradient")
+    assert_bits(bf16_of(ops.swiglu_split(both)), ops.swiglu_split(both, {bf16 = true}), "swiglu_split")
+    assert_bits(bf16_of(ops.swiglu_split_grad(g, both)), ops.swiglu_split_grad(g, both, {bf16 = true}), "its gradient")
   end)
 
   it("is refused for f64", function()
     local x = tensor.zeros({2, 3, 4}, "f64")
-    numbers.assert_refused("swiglu: half makes bf16 of f32, not of f64", ops.swiglu, x, x, {half = true})
+    numbers.assert_refused("swiglu: bf16 results are of f32, not of f64", ops.swiglu, x, x, {bf16 = true})
   end)
 end)
 
@@ -181,7 +181,7 @@ describe("a recorded program", function()
     local x, weight = made({2, 40, 8}, "f32", 1), made({2, 8}, "f32", 2)
     local one = recorded(function()
       local y = ops.rmsnorm(x, weight, {eps = 1e-3})
-      return half_of(ops.reshape(y, {shape = {2, 320}})), half_of(ops.swiglu(x, x))
+      return bf16_of(ops.reshape(y, {shape = {2, 320}})), bf16_of(ops.swiglu(x, x))
     end)
     assert.equal(2, one:memory().fused)
     assert.equal(0, count_of(one, "cast"))
@@ -193,7 +193,7 @@ describe("a recorded program", function()
     local one = recorded(function()
       local y = ops.rmsnorm(x, weight, {eps = 1e-3})
       local z = ops.swiglu(x, x)
-      return half_of(y), ops.negate(y), z, half_of(z)
+      return bf16_of(y), ops.negate(y), z, bf16_of(z)
     end)
     assert.equal(0, one:memory().fused)
     assert.equal(2, count_of(one, "cast"))
@@ -204,11 +204,11 @@ describe("a recorded program", function()
     local g, x = made({2, 40, 8}, "f32", 1), made({2, 40, 8}, "f32", 2)
     local both = recorded(function()
       local gate, up = ops.swiglu_grad(g, x, x)
-      return half_of(gate), half_of(up)
+      return bf16_of(gate), bf16_of(up)
     end)
     local one = recorded(function()
       local gate, up = ops.swiglu_grad(g, x, x)
-      return half_of(gate), ops.negate(up)
+      return bf16_of(gate), ops.negate(up)
     end)
     assert.equal(2, both:memory().fused)
     assert.equal(0, one:memory().fused)
@@ -220,11 +220,11 @@ describe("a recorded program", function()
     local x = made({2, 2, 8, 6, 4}, "f32", 1)
     local all = recorded(function()
       local q, k, v = ops.rope_split(x, {theta = 100})
-      return half_of(q), half_of(k), half_of(v)
+      return bf16_of(q), bf16_of(k), bf16_of(v)
     end)
     local two = recorded(function()
       local q, k, v = ops.rope_split(x, {theta = 100})
-      return half_of(q), half_of(k), ops.negate(v)
+      return bf16_of(q), bf16_of(k), ops.negate(v)
     end)
     assert.equal(3, all:memory().fused)
     assert.equal(0, two:memory().fused)

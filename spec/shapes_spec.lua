@@ -122,7 +122,7 @@ describe("extents", function()
     local odd = zeros {2, 65}
     refused("adamw: the 65 columns of x are not a multiple of 64", ops.adamw, odd, odd, odd, odd,
       zeros({1}, "i32"), scalars, guard)
-    refused("update: half is f32, but bf16 is wanted", ops.update, x, x, x, x, n, n, zeros({2, 2}, "f64"),
+    refused("update: bf16 is f32, but bf16 is wanted", ops.update, x, x, x, x, n, n, zeros({2, 2}, "f64"),
       zeros({1}, "i32"), scalars, guard, x)
   end)
 

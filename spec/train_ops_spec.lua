@@ -56,7 +56,7 @@ local function state_of(n, width, dtype, options)
     blocks = tensor.from(blocks, "i32", options),
     scalars = scalars_of(nil, options),
     guard = guard_of(nil, options),
-    half = tensor.zeros({n, width}, "bf16", options),
+    bf16 = tensor.zeros({n, width}, "bf16", options),
   }
   state.norm = ops.gradient_norm(state.g, state.scale)
   return state
@@ -70,7 +70,7 @@ local function separate(s, last)
 end
 
 local function fused(s, last)
-  ops.update(s.x, s.g, s.m, s.v, s.scale, s.norm, s.mixing, s.blocks, s.scalars, s.guard, s.half,
+  ops.update(s.x, s.g, s.m, s.v, s.scale, s.norm, s.mixing, s.blocks, s.scalars, s.guard, s.bf16,
     {combine_last = last})
 end
 
@@ -305,7 +305,7 @@ describe("update", function()
               assert.equal(numbers.bytes(a[name]), numbers.bytes(b[name]), name .. " differs")
             end
             assert.same({0, 0, 0, 0, 2, 2, 0, 0}, numbers.flat(b.guard))
-            assert.equal(numbers.bytes(ops.cast(b.x, {dtype = "bf16"})), numbers.bytes(b.half))
+            assert.equal(numbers.bytes(ops.cast(b.x, {dtype = "bf16"})), numbers.bytes(b.bf16))
           end
         end)
       end
@@ -383,7 +383,7 @@ describe("a stopped run", function()
   it("changes nothing, counters included", function()
     local s = state_of(3, 128, "f32")
     s.guard = guard_of {1, 2, 5, 1, 8, 9, 0, 0}
-    local names, before = {"x", "g", "m", "v", "guard", "half"}, {}
+    local names, before = {"x", "g", "m", "v", "guard", "bf16"}, {}
     for _, name in ipairs(names) do before[name] = numbers.bytes(s[name]) end
     separate(s, false)
     fused(s, false)
@@ -407,7 +407,7 @@ describe("what is written in place", function()
     refused("adamw: input 3 is written to and shares memory with input 4", ops.adamw, s.x, s.g, s.m,
       s.m, s.blocks, s.scalars, s.guard)
     refused("update: input 1 is written to and shares memory with input 3", ops.update, s.x, s.g, s.x,
-      s.v, s.scale, s.norm, s.mixing, s.blocks, s.scalars, s.guard, s.half, {combine_last = false})
+      s.v, s.scale, s.norm, s.mixing, s.blocks, s.scalars, s.guard, s.bf16, {combine_last = false})
     local w = tensor.from({{1, 0}, {0, 1}}, "f64")
     refused("mix: input 1 is written to and shares memory with input 2", ops.mix, w, w, s.scalars, s.guard)
     assert.equal(before, numbers.bytes(s.x))
@@ -458,7 +458,7 @@ describe("the step at any number of threads #threads", function()
         fused(s, last)
         local t = state_of(3, 64 * 1100, "f32", options)
         separate(t, last)
-        return s.norm, s.x, s.m, s.v, s.half, t.x, t.m, t.v, ops.average(s.x), ops.consensus_distance(s.x)
+        return s.norm, s.x, s.m, s.v, s.bf16, t.x, t.m, t.v, ops.average(s.x), ops.consensus_distance(s.x)
       end)
     end
   end)

@@ -3,20 +3,20 @@
 
 #include <string.h>
 
-/* Output of this shape in the dtype of input 0, or in bf16 where the attribute half (an integer)
+/* Output of this shape in the dtype of input 0, or in bf16 where the attribute bf16 (an integer)
  * asks for it. */
-static pk_status set_or_half(const pk_call *call, pk_shape *output, int half, int rank,
+static pk_status set_or_bf16(const pk_call *call, pk_shape *output, int bf16, int rank,
                              const int64_t *shape) {
   int dtype = call->inputs[0]->dtype;
-  if (!call->attributes.integers[half]) return pk_shape_set(call, output, dtype, rank, shape);
+  if (!call->attributes.integers[bf16]) return pk_shape_set(call, output, dtype, rank, shape);
   if (dtype != PK_F32)
-    return pk_shape_refuse(call, "half makes bf16 of f32, not of %s", pk_dtype_name(dtype));
+    return pk_shape_refuse(call, "bf16 results are of f32, not of %s", pk_dtype_name(dtype));
   return pk_shape_set(call, output, PK_BF16, rank, shape);
 }
 
 /* The same with the shape of input 0. */
-static pk_status like_or_half(const pk_call *call, pk_shape *output, int half) {
-  return set_or_half(call, output, half, call->inputs[0]->rank, call->inputs[0]->shape);
+static pk_status like_or_bf16(const pk_call *call, pk_shape *output, int bf16) {
+  return set_or_bf16(call, output, bf16, call->inputs[0]->rank, call->inputs[0]->shape);
 }
 
 /* x [N, R, d], input 0, has a norm with weight [N, d], input i, of its dtype. */
@@ -37,7 +37,7 @@ static pk_status expect_norm(const pk_call *call, int i, const char *from) {
 pk_status pk_shape_rmsnorm(const pk_call *call, pk_shape *outputs) {
   const pk_tensor *x = call->inputs[0];
   pk_status status = expect_norm(call, 1, "x [N, R, d]");
-  if (!status) status = like_or_half(call, &outputs[0], 0);
+  if (!status) status = like_or_bf16(call, &outputs[0], 0);
   return status ? status : pk_shape_set(call, &outputs[1], x->dtype, 2, x->shape);
 }
 
@@ -47,7 +47,7 @@ pk_status pk_shape_add_rmsnorm(const pk_call *call, pk_shape *outputs) {
   if (!status) status = pk_shape_expect_same_dtype(call, 0, 1);
   if (!status) status = pk_shape_expect(call, 1, 3, a->shape, "a");
   if (!status) status = pk_shape_like(call, &outputs[0], 0);
-  if (!status) status = like_or_half(call, &outputs[1], 0);
+  if (!status) status = like_or_bf16(call, &outputs[1], 0);
   return status ? status : pk_shape_set(call, &outputs[2], a->dtype, 2, a->shape);
 }
 
@@ -81,7 +81,7 @@ static pk_status expect_turned(const pk_call *call, const char *shape) {
 
 pk_status pk_shape_rope(const pk_call *call, pk_shape *outputs) {
   pk_status status = expect_turned(call, "[N, B, T, H, K]");
-  return status ? status : like_or_half(call, outputs, 1);
+  return status ? status : like_or_bf16(call, outputs, 1);
 }
 
 pk_status pk_shape_rope_split(const pk_call *call, pk_shape *outputs) {
@@ -91,7 +91,7 @@ pk_status pk_shape_rope_split(const pk_call *call, pk_shape *outputs) {
   if (x->shape[3] % 3)
     return pk_shape_refuse(call, "%lld heads are not those of q, k and v", (long long)x->shape[3]);
   int64_t part[5] = {x->shape[0], x->shape[1], x->shape[2], x->shape[3] / 3, x->shape[4]};
-  for (int o = 0; !status && o < 3; o++) status = set_or_half(call, &outputs[o], 1, 5, part);
+  for (int o = 0; !status && o < 3; o++) status = set_or_bf16(call, &outputs[o], 1, 5, part);
   return status;
 }
 
@@ -104,7 +104,7 @@ pk_status pk_shape_rope_join(const pk_call *call, pk_shape *outputs) {
   }
   if (status) return status;
   int64_t whole[5] = {q->shape[0], q->shape[1], q->shape[2], 3 * q->shape[3], q->shape[4]};
-  return set_or_half(call, outputs, 1, 5, whole);
+  return set_or_bf16(call, outputs, 1, 5, whole);
 }
 
 /* The first count inputs are floats of one dtype and shape. */
@@ -120,13 +120,13 @@ static pk_status expect_alike(const pk_call *call, int count, const char *from) 
 
 pk_status pk_shape_swiglu(const pk_call *call, pk_shape *outputs) {
   pk_status status = expect_alike(call, 2, "gate");
-  return status ? status : like_or_half(call, outputs, 0);
+  return status ? status : like_or_bf16(call, outputs, 0);
 }
 
 pk_status pk_shape_swiglu_grad(const pk_call *call, pk_shape *outputs) {
   pk_status status = expect_alike(call, 3, "g");
-  if (!status) status = like_or_half(call, &outputs[0], 0);
-  return status ? status : like_or_half(call, &outputs[1], 0);
+  if (!status) status = like_or_bf16(call, &outputs[0], 0);
+  return status ? status : like_or_bf16(call, &outputs[1], 0);
 }
 
 /* Input i has halves along its last axis, after the worker's; half is its shape with one of them.
@@ -145,7 +145,7 @@ static pk_status halve(const pk_call *call, int i, int64_t *half) {
 pk_status pk_shape_swiglu_split(const pk_call *call, pk_shape *outputs) {
   int64_t half[PK_MAX_RANK];
   pk_status status = halve(call, 0, half);
-  return status ? status : set_or_half(call, outputs, 0, call->inputs[0]->rank, half);
+  return status ? status : set_or_bf16(call, outputs, 0, call->inputs[0]->rank, half);
 }
 
 pk_status pk_shape_swiglu_split_grad(const pk_call *call, pk_shape *outputs) {
@@ -154,7 +154,7 @@ pk_status pk_shape_swiglu_split_grad(const pk_call *call, pk_shape *outputs) {
   pk_status status = halve(call, 1, half);
   if (!status) status = pk_shape_expect_same_dtype(call, 1, 0);
   if (!status) status = pk_shape_expect(call, 0, x->rank, half, "x [N, ..., 2f]");
-  return status ? status : set_or_half(call, outputs, 0, x->rank, x->shape);
+  return status ? status : set_or_bf16(call, outputs, 0, x->rank, x->shape);
 }
 
 /* q, k and v, from input first on, have one dtype and the same shape [N, B, T, H, K]. */

@@ -13,7 +13,7 @@ typedef struct norm_job {
   int64_t weight_grad_stride;
   int64_t rows, width, blocks;
   double eps;
-  bool half, accumulate_x, accumulate_weight, is_f64;
+  bool to_bf16, accumulate_x, accumulate_weight, is_f64;
 } norm_job;
 
 #include "cpu/real_f32.h"
@@ -61,7 +61,7 @@ static pk_status run_norm(const pk_call *call, norm_job *job, int to) {
   job->rstd = pk_tensor_data(rstd);
   job->rstd_stride = rstd->stride;
   job->eps = call->attributes.numbers[0];
-  job->half = y->dtype == PK_BF16;
+  job->to_bf16 = y->dtype == PK_BF16;
   pk_parallel_for(pk_cpu_threads(call), y->shape[0] * job->blocks, norm_piece, job);
   return PK_OK;
 }

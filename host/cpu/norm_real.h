@@ -21,7 +21,7 @@ static void NAMED(norm_rows)(const norm_job *job, int64_t worker, int64_t first,
     REAL mean = NAMED(row_dot)(x, x, width) / (REAL)width;
     REAL rstd = 1 / REAL_SQRT(mean + (REAL)job->eps);
     ((REAL *)job->rstd)[worker * job->rstd_stride + row] = rstd;
-    if (job->half) {
+    if (job->to_bf16) {
       uint16_t *restrict y = (uint16_t *)job->y + y_start;
       for (int64_t c = 0; c < width; c++) y[c] = pk_bf16_from_f32((float)(x[c] * rstd * weight[c]));
     } else {

@@ -42,7 +42,7 @@ static void turn_f32(const float *x, float *y, const double *pairs, int64_t half
   }
 }
 
-static void turn_half(const float *restrict x, uint16_t *restrict y, const double *restrict pairs,
+static void turn_bf16(const float *restrict x, uint16_t *restrict y, const double *restrict pairs,
                       int64_t half) {
   for (int64_t k = 0; k < half; k++) {
     float c = (float)pairs[2 * k], s = (float)pairs[2 * k + 1];
@@ -61,7 +61,7 @@ static void turn_f64(const double *x, double *y, const double *pairs, int64_t ha
   }
 }
 
-static void move_half(const float *restrict x, uint16_t *restrict y, int64_t count) {
+static void move_bf16(const float *restrict x, uint16_t *restrict y, int64_t count) {
   for (int64_t k = 0; k < count; k++) y[k] = pk_bf16_from_f32(x[k]);
 }
 
@@ -78,7 +78,7 @@ static void turn_head(const rope_job *job, const void *x, void *y, const double 
   if (job->x.parts[0]->dtype == PK_F64)
     turn_f64(x, y, pairs, half);
   else if (job->y.parts[0]->dtype == PK_BF16)
-    turn_half(x, y, pairs, half);
+    turn_bf16(x, y, pairs, half);
   else
     turn_f32(x, y, pairs, half);
 }
@@ -86,7 +86,7 @@ static void turn_head(const rope_job *job, const void *x, void *y, const double 
 static void move_head(const rope_job *job, const void *x, void *y) {
   const pk_tensor *from = job->x.parts[0];
   if (job->y.parts[0]->dtype != from->dtype)
-    move_half(x, y, job->shape[4]);
+    move_bf16(x, y, job->shape[4]);
   else
     memcpy(y, x, (size_t)(job->shape[4] * pk_dtype_size(from->dtype)));
 }

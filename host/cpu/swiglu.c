@@ -40,7 +40,7 @@ static void forward_f64(const double *gate, const double *up, double *y, int64_t
   for (int64_t i = 0; i < count; i++) y[i] = gate[i] / (1 + exp(-gate[i])) * up[i];
 }
 
-static void forward_half(const float *restrict gate, const float *restrict up, uint16_t *restrict y,
+static void forward_bf16(const float *restrict gate, const float *restrict up, uint16_t *restrict y,
                          int64_t count) {
   for (int64_t i = 0; i < count; i++)
     y[i] = pk_bf16_from_f32(gate[i] * pk_sigmoid_f32(gate[i]) * up[i]);
@@ -51,7 +51,7 @@ static void forward(const swiglu_job *job, int64_t worker, int64_t first, int64_
   if (job->y->dtype == PK_F64)
     forward_f64(gate, up, at(job->y, worker, first), count);
   else if (job->y->dtype == PK_BF16)
-    forward_half(gate, up, at(job->y, worker, first), count);
+    forward_bf16(gate, up, at(job->y, worker, first), count);
   else
     forward_f32(gate, up, at(job->y, worker, first), count);
 }
@@ -79,7 +79,7 @@ static void backward_f64(const double *g, const double *gate, const double *up, 
   }
 }
 
-static void backward_half(const float *restrict g, const float *restrict gate,
+static void backward_bf16(const float *restrict g, const float *restrict gate,
                           const float *restrict up, uint16_t *restrict gate_grad,
                           uint16_t *restrict up_grad, int64_t count) {
   for (int64_t i = 0; i < count; i++) {
@@ -97,7 +97,7 @@ static void backward(const swiglu_job *job, int64_t worker, int64_t first, int64
   if (job->gate->dtype == PK_F64)
     backward_f64(g, gate, up, gate_grad, up_grad, count);
   else if (job->gate_grad->dtype == PK_BF16)
-    backward_half(g, gate, up, gate_grad, up_grad, count);
+    backward_bf16(g, gate, up, gate_grad, up_grad, count);
   else
     backward_f32(g, gate, up, gate_grad, up_grad, count);
 }

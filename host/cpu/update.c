@@ -3,7 +3,7 @@
 #include "cpu/dtype.h"
 
 typedef struct update_job {
-  const pk_tensor *x, *g, *m, *v, *scale, *norm, *blocks, *half;
+  const pk_tensor *x, *g, *m, *v, *scale, *norm, *blocks, *bf16;
   pk_mixing mixing;
   pk_adamw adamw;
   double clip;
@@ -44,13 +44,13 @@ static void keep_apart(const update_job *job, int64_t first, int64_t count, char
   }
 }
 
-static void write_half(const update_job *job, int64_t i, int64_t first, int64_t count) {
-  uint16_t *restrict half = (uint16_t *)at(job->half, i, first);
+static void write_bf16(const update_job *job, int64_t i, int64_t first, int64_t count) {
+  uint16_t *restrict bf16 = (uint16_t *)at(job->bf16, i, first);
   const char *x = at(job->x, i, first);
   if (job->x->dtype == PK_F32)
-    for (int64_t c = 0; c < count; c++) half[c] = pk_bf16_from_f32(((const float *)x)[c]);
+    for (int64_t c = 0; c < count; c++) bf16[c] = pk_bf16_from_f32(((const float *)x)[c]);
   else
-    for (int64_t c = 0; c < count; c++) pk_store_f64(PK_BF16, half, c, ((const double *)x)[c]);
+    for (int64_t c = 0; c < count; c++) pk_store_f64(PK_BF16, bf16, c, ((const double *)x)[c]);
 }
 
 /* All workers of some columns: they stay in the cache from the first step to the last. */
@@ -76,7 +76,7 @@ static void update_piece(void *argument, int64_t piece, int thread) {
     else
       adapt(job, i, first, count, mixed + i * mixed_stride);
   }
-  for (int64_t i = 0; job->half && i < workers; i++) write_half(job, i, first, count);
+  for (int64_t i = 0; job->bf16 && i < workers; i++) write_bf16(job, i, first, count);
 }
 
 int64_t PK_WORKSPACE_OF(update)(const pk_call *call) {
@@ -95,7 +95,7 @@ pk_status PK_KERNEL(update)(const pk_call *call) {
                     .norm = inputs[5],
                     .mixing = pk_mixing_read(inputs[6], scratch.mixing),
                     .blocks = inputs[7],
-                    .half = inputs[10],
+                    .bf16 = inputs[10],
                     .adamw = pk_adamw_of(scalars),
                     .clip = pk_number_at(scalars, PK_SCALAR_CLIP),
                     .last = call->attributes.integers[0] != 0,

@@ -142,9 +142,9 @@ static bool is_aligned(const operands *all) {
 }
 
 /* A dense bf16 copy of a tensor, or the tensor of one. */
-static pk_status cast(const pk_call *call, const pk_tensor *tensor, void *half, bool back) {
+static pk_status cast(const pk_call *call, const pk_tensor *tensor, void *bf16, bool back) {
   pk_block blocks[2] = {pk_block_of(tensor), pk_block_of(tensor)};
-  blocks[1].data = half;
+  blocks[1].data = bf16;
   blocks[1].size = 2;
   blocks[1].strides[0] = pk_tensor_inner(tensor);
   pk_strided walk;
@@ -152,11 +152,11 @@ static pk_status cast(const pk_call *call, const pk_tensor *tensor, void *half, 
   if (!pk_cuda_strided(&walk, 2, blocks)) return PK_OK;
   if (back)
     return pk_cuda_launched(
-        call, pk_launch_cast(tensor->dtype, PK_BF16, blocks[0].data, half, &walk, stream));
+        call, pk_launch_cast(tensor->dtype, PK_BF16, blocks[0].data, bf16, &walk, stream));
   pk_block turned[2] = {blocks[1], blocks[0]};
   pk_cuda_strided(&walk, 2, turned);
   return pk_cuda_launched(
-      call, pk_launch_cast(PK_BF16, tensor->dtype, half, blocks[0].data, &walk, stream));
+      call, pk_launch_cast(PK_BF16, tensor->dtype, bf16, blocks[0].data, &walk, stream));
 }
 
 /* --- workspace --- */

@@ -125,7 +125,7 @@ pk_status pk_cuda_update(const pk_call *call) {
                      .blocks_stride = blocks->stride,
                      .scalars = vector_of(call->inputs[8]),
                      .guard = guard_of(call->inputs[9]),
-                     .half = rows_of(call->inputs[10]),
+                     .bf16 = rows_of(call->inputs[10]),
                      .clips = true,
                      .adapts = true,
                      .mixes_first = !last,

@@ -10,7 +10,7 @@
  * for it. */
 static const struct {
   int op, outputs, attribute;
-} halvings[] = {
+} bf16_writers[] = {
     {PK_OP_rmsnorm, 1, 0},      {PK_OP_rope, 1, 1},
     {PK_OP_rope_split, 3, 1},   {PK_OP_rope_join, 1, 1},
     {PK_OP_swiglu, 1, 0},       {PK_OP_swiglu_grad, 2, 0},
@@ -61,14 +61,15 @@ static int64_t find_cast(const pk_recorded_list *list, const meetings *found, in
   int64_t reader = only_other(&found[output->storage->span], i);
   if (reader < i || list->entries[reader]->call.op != PK_OP_cast) return -1;
   const pk_recorded *cast = list->entries[reader];
-  const pk_tensor *half = &cast->tensors[PK_MAX_INPUTS];
-  bool fits = half->dtype == PK_BF16 && is_whole(half) && cast->tensors[0].numel == output->numel;
+  const pk_tensor *rounded = &cast->tensors[PK_MAX_INPUTS];
+  bool fits =
+      rounded->dtype == PK_BF16 && is_whole(rounded) && cast->tensors[0].numel == output->numel;
   return fits ? reader : -1;
 }
 
 /* Has entry i write bf16, if all of its outputs that can be are only cast. Casts become NULL. */
-static void halve(pk_recorded_list *list, const meetings *found, int64_t i, int outputs,
-                  int attribute, int64_t *fused) {
+static void write_bf16(pk_recorded_list *list, const meetings *found, int64_t i, int outputs,
+                       int attribute, int64_t *fused) {
   int64_t casts[PK_MAX_OUTPUTS];
   pk_recorded *entry = list->entries[i];
   for (int o = 0; o < outputs; o++) {
@@ -99,9 +100,9 @@ pk_status pk_fuse_casts(pk_recorded_list *list, int64_t *fused) {
   meetings *found;
   pk_status status = find_meetings(list, &found);
   for (int64_t i = 0; i < list->count && status == PK_OK; i++) {
-    for (size_t h = 0; list->entries[i] && h < sizeof halvings / sizeof *halvings; h++)
-      if (list->entries[i]->call.op == halvings[h].op)
-        halve(list, found, i, halvings[h].outputs, halvings[h].attribute, fused);
+    for (size_t h = 0; list->entries[i] && h < sizeof bf16_writers / sizeof *bf16_writers; h++)
+      if (list->entries[i]->call.op == bf16_writers[h].op)
+        write_bf16(list, found, i, bf16_writers[h].outputs, bf16_writers[h].attribute, fused);
   }
   free(found);
   pk_recorded_forget_numbers(list);

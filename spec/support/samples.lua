@@ -199,7 +199,7 @@ end
 -- The model ---------------------------------------------------------------------------------------
 
 -- Whether results are wanted in bf16.
-local function half(draw, dtype)
+local function bf16_or_not(draw, dtype)
   return draw(0, 1) == 1 and dtype == "f32"
 end
 
@@ -207,7 +207,7 @@ function samples.rmsnorm(draw, dtype)
   local n, r = rows_of(draw)
   local d = draw(1, 3) == 1 and 320 or draw(1, 90)
   return {inputs = {floats(draw, {n, r, d}, dtype), floats(draw, {n, d}, dtype, 0.5, 1.5)},
-    attributes = {eps = 1e-5, half = half(draw, dtype)}}
+    attributes = {eps = 1e-5, bf16 = bf16_or_not(draw, dtype)}}
 end
 
 function samples.add_rmsnorm(draw, dtype)
@@ -231,7 +231,7 @@ end
 
 function samples.rope(draw, dtype)
   return {inputs = {floats(draw, heads_of(draw, true), dtype)},
-    attributes = {theta = 10000, inverse = draw(0, 1) == 1, half = half(draw, dtype)}}
+    attributes = {theta = 10000, inverse = draw(0, 1) == 1, bf16 = bf16_or_not(draw, dtype)}}
 end
 
 -- q, k and v lie behind each other along the heads.
@@ -239,25 +239,25 @@ function samples.rope_split(draw, dtype)
   local shape = heads_of(draw, true)
   shape[4] = 3 * shape[4]
   return {inputs = {floats(draw, shape, dtype)},
-    attributes = {theta = 10000, inverse = draw(0, 1) == 1, half = half(draw, dtype)}}
+    attributes = {theta = 10000, inverse = draw(0, 1) == 1, bf16 = bf16_or_not(draw, dtype)}}
 end
 
 function samples.rope_join(draw, dtype)
   local shape = heads_of(draw, true)
   return {inputs = {floats(draw, shape, dtype), floats(draw, shape, dtype), floats(draw, shape, dtype)},
-    attributes = {theta = 10000, inverse = draw(0, 1) == 1, half = half(draw, dtype)}}
+    attributes = {theta = 10000, inverse = draw(0, 1) == 1, bf16 = bf16_or_not(draw, dtype)}}
 end
 
 function samples.swiglu(draw, dtype)
   local shape = any_shape(draw)
   return {inputs = {floats(draw, shape, dtype, -5, 5), floats(draw, shape, dtype)},
-    attributes = {half = half(draw, dtype)}}
+    attributes = {bf16 = bf16_or_not(draw, dtype)}}
 end
 
 function samples.swiglu_grad(draw, dtype)
   local shape = any_shape(draw)
   return {inputs = {floats(draw, shape, dtype), floats(draw, shape, dtype, -5, 5), floats(draw, shape, dtype)},
-    attributes = {half = half(draw, dtype)}}
+    attributes = {bf16 = bf16_or_not(draw, dtype)}}
 end
 
 -- A shape of rank 2 or more and the same with its last extent doubled, for gate and up.
@@ -270,13 +270,13 @@ end
 
 function samples.swiglu_split(draw, dtype)
   local _, both = halves(draw)
-  return {inputs = {floats(draw, both, dtype, -5, 5)}, attributes = {half = half(draw, dtype)}}
+  return {inputs = {floats(draw, both, dtype, -5, 5)}, attributes = {bf16 = bf16_or_not(draw, dtype)}}
 end
 
 function samples.swiglu_split_grad(draw, dtype)
   local shape, both = halves(draw)
   return {inputs = {floats(draw, shape, dtype), floats(draw, both, dtype, -5, 5)},
-    attributes = {half = half(draw, dtype)}}
+    attributes = {bf16 = bf16_or_not(draw, dtype)}}
 end
 
 local function wide(dtype)
