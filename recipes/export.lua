@@ -5,7 +5,7 @@ local pack = require "pack"
 
 local options = pack.options.parse {
   recipe = "export",
-  summary = "Writes weights as a folder that Hugging Face's LlamaForCausalLM.from_pretrained loads.",
+  summary = "Writes weights as a folder that Hugging Face's from_pretrained loads.",
   arg = arg,
   config = false,
   extra = {
@@ -30,7 +30,7 @@ pack.hf.write(options.output, model, {dtype = options.dtype, tokenizer = tokeniz
 
 print(("%s: %s"):format(weights.path, weights:describe()))
 print(("%s: config.json, model.safetensors (%d parameters, %s)%s"):format(options.output,
-  pack.llama.parameters(weights.config.model), options.dtype,
+  pack.config.parameters(weights.config.model), options.dtype,
   tokenizer and tokenizer.kind == "sentencepiece" and ", tokenizer.model, its forms in JSON" or ""))
 if not tokenizer then
   print("no tokenizer: " .. why)

@@ -34,7 +34,7 @@ local trainer = pack.trainer.create(config,
   {context = context, train = data.train, validation = data.validation,
     validation_complete = data.validation_complete})
 run:log("model: %d workers of %d parameters, %s, %s; %d steps of %d tokens", trainer.num_models,
-  pack.llama.parameters(config.model), config.decentralized.topology,
+  pack.config.parameters(config.model), config.decentralized.topology,
   config.decentralized.scheme, trainer.total_steps, config.training.batch_tokens)
 local unread = pack.data.unread_note(data, trainer.total_steps, config.training.batch_tokens)
 if unread then run:log("%s", unread) end

@@ -80,7 +80,8 @@ end
 local totals, outside = time_steps()
 print(context:describe())
 print(("%d workers of %d parameters, %d targets, %d operations a step"):format(trainer.num_models,
-  pack.llama.parameters(config.model), config.training.batch_tokens, trainer.program:memory().operations))
+  pack.config.parameters(config.model), config.training.batch_tokens,
+  trainer.program:memory().operations))
 print(("%-20s %10s %10s"):format("microseconds", "median", "least"))
 for _, row in ipairs {{"a step", totals}, {"around the program", outside}, {"one operation", time_operation()}} do
   print(("%-20s %10.2f %10.2f"):format(row[1], spread(row[2])))

@@ -9,7 +9,7 @@ local files = require "pack.io.files"
 local golden = require "pack.train.golden"
 local helper = require "spec.support.helper"
 local json = require "pack.io.json"
-local llama = require "pack.model.llama"
+local packed_model = require "pack.model.packed"
 local numbers = require "spec.support.numbers"
 local optim = require "pack.train.adamw"
 local tensor = require "pack.core.tensor"
@@ -113,6 +113,16 @@ describe("training on " .. name, function()
     end)
   end
 
+  it("trains another architecture: gpt2, near the CPU, the same bits recorded and eager", function()
+    local changes = {"runtime.amp=true", "model.architecture=gpt2"}
+    local a, recorded = create(cpu, changes), create(device, changes)
+    changes[#changes + 1] = "runtime.compile=false"
+    local expected, got, eager = losses(a, 4), losses(recorded, 4), create(device, changes)
+    for i = 1, 4 do assert.is_true(math.abs(got[i] - expected[i]) <= 2e-3 * expected[i]) end
+    assert.same(losses(eager, 4), got)
+    assert.same(state(eager), state(recorded))
+  end)
+
   it("evaluates as the CPU does, and leaves the training state alone", function()
     local a, b = create(cpu), create(device)
     losses(b, 2)
@@ -136,7 +146,7 @@ describe("training on " .. name, function()
         rope_theta = 10000, norm_eps = 1e-5, init_std = 0.2}
       local sides = {}
       for i, chosen in ipairs {cpu, device} do
-        local model = llama.create(shape, {num_models = 3, context = chosen})
+        local model = packed_model.create(shape, {num_models = 3, context = chosen})
         model:initialize(5)
         -- gradients beyond the clip's norm are scaled by a quotient of the norm, so clipping is off
         sides[i] = {model = model, optimizer = optim.adamw(model, {beta1 = 0.9, beta2 = 0.98, eps = 1e-8,

@@ -1,11 +1,11 @@
--- recipes/export.lua: folders that Hugging Face's LlamaForCausalLM loads. Its own logits of such a folder are in
+-- recipes/export.lua: folders that Hugging Face's LlamaForCausalLM and GPT2LMHeadModel load. Its own logits of such a folder are in
 -- spec/fixtures/export (made by scripts/peers/hf_logits.py).
 local cache = require "spec.support.cache"
 local ffi = require "ffi"
 local files = require "pack.io.files"
-local hf = require "pack.model.hf"
 local json = require "pack.io.json"
 local llama = require "pack.model.llama"
+local packed_model = require "pack.model.packed"
 local reference = require "spec.support.reference_model"
 local safetensors = require "pack.io.safetensors"
 local support = require "spec.support.helper"
@@ -30,6 +30,24 @@ end
 local function bits(file, name)
   local entry = file:entry(name)
   return ffi.string(file:elements(entry, "f32", 0, entry.numel), entry.numel * 4)
+end
+
+-- Compares the logits of a model with those that are stored with their tokens.
+local function assert_logits_are_those_of(path, model)
+  local theirs = safetensors.open(path)
+  local ids = theirs:read_tensor("tokens")
+  local tokens = tensor.from({ids:totable()[1]}, "i32"):view {shape = {1, 1, 16}}
+  local logits, count = model:logits(tokens):read_numbers()
+  local expected, expected_count = theirs:read_doubles("logits")
+  assert.equal(expected_count, count)
+  assert.equal(16 * 61, count)
+  local worst, largest = 0, 0
+  for i = 0, count - 1 do
+    worst, largest = math.max(worst, math.abs(logits[i] - expected[i])), math.max(largest, math.abs(expected[i]))
+  end
+  assert.is_true(largest > 3, "logits that tell nothing")
+  assert.is_true(worst < 1e-5, ("the logits differ by %.3g"):format(worst))
+  theirs:close()
 end
 
 describe("recipes/export.lua", function()
@@ -78,30 +96,17 @@ describe("recipes/export.lua", function()
     end
     assert.same(expected_shapes, shapes)
     assert.same({format = "pt"}, file:metadata())
-    for _, name in ipairs(own:names()) do assert.is_true(bits(own, name) == bits(file, hf.name(name)), name) end
+    for _, name in ipairs(own:names()) do assert.is_true(bits(own, name) == bits(file, llama.hf_name(name)), name) end
     file:close()
     own:close()
   end)
 
   it("leaves a model whose logits are those that Hugging Face's program computes of the folder", function()
     local file = safetensors.open(folder .. "/hf/model.safetensors")
-    local model = llama.create(reference.config, {num_models = 1})
-    for _, name in ipairs(model.names) do file:read_into(hf.name(name), model.weight[name]) end
+    local model = packed_model.create(reference.config, {num_models = 1})
+    for _, name in ipairs(model.names) do file:read_into(llama.hf_name(name), model.weight[name]) end
     file:close()
-    local theirs = safetensors.open("spec/fixtures/export/logits.safetensors")
-    local ids = theirs:read_tensor("tokens")
-    local tokens = tensor.from({ids:totable()[1]}, "i32"):view {shape = {1, 1, 16}}
-    local logits, count = model:logits(tokens):read_numbers()
-    local expected, expected_count = theirs:read_doubles("logits")
-    assert.equal(expected_count, count)
-    assert.equal(16 * 61, count)
-    local worst, largest = 0, 0
-    for i = 0, count - 1 do
-      worst, largest = math.max(worst, math.abs(logits[i] - expected[i])), math.max(largest, math.abs(expected[i]))
-    end
-    assert.is_true(largest > 3, "logits that tell nothing")
-    assert.is_true(worst < 2e-5, ("the logits differ by %.3g"):format(worst))
-    theirs:close()
+    assert_logits_are_those_of("spec/fixtures/export/logits.safetensors", model)
     model:free()
   end)
 
@@ -180,7 +185,7 @@ describe("recipes/export.lua", function()
     end
     assert.is_true(files.read(folder .. "/state/model.safetensors") == files.read(folder .. "/average/model.safetensors"))
     local own, file = safetensors.open(folder .. "/run/epoch-002.safetensors"), safetensors.open(folder .. "/state/model.safetensors")
-    for _, name in ipairs(own:names()) do assert.is_true(bits(own, name) == bits(file, hf.name(name)), name) end
+    for _, name in ipairs(own:names()) do assert.is_true(bits(own, name) == bits(file, llama.hf_name(name)), name) end
     own:close()
     file:close()
     assert.equal(256, json.decode(files.read(folder .. "/state/config.json")).eos_token_id)
@@ -214,5 +219,74 @@ describe("recipes/export.lua", function()
         "model.vocab_size 61 is smaller than the 62 pieces")
       assert.is_false(files.exists(folder .. "/x"))
     end)
+  end)
+end)
+
+-- Two layers, as the library's GPT2LMHeadModel has them: linear weights are [in, out].
+local gpt2_shapes = {
+  ["transformer.wte.weight"] = {61, 24}, ["transformer.wpe.weight"] = {16, 24},
+  ["transformer.ln_f.weight"] = {24}, ["transformer.ln_f.bias"] = {24},
+}
+for i = 0, 1 do
+  local layer = ("transformer.h.%d."):format(i)
+  for name, shape in pairs {["attn.c_attn"] = {24, 72}, ["attn.c_proj"] = {24, 24}, ["mlp.c_fc"] = {24, 20},
+    ["mlp.c_proj"] = {20, 24}} do
+    gpt2_shapes[layer .. name .. ".weight"], gpt2_shapes[layer .. name .. ".bias"] = shape, {shape[2]}
+  end
+  for _, name in ipairs {"ln_1", "ln_2"} do
+    gpt2_shapes[layer .. name .. ".weight"], gpt2_shapes[layer .. name .. ".bias"] = {24}, {24}
+  end
+end
+
+describe("recipes/export.lua of a gpt2 model", function()
+  local folder
+  setup(function()
+    folder = support.temporary()
+    reference.write(folder, "gpt2")
+    local code, out, err = support.run(("packlua recipes/export.lua --checkpoint %s/weights.safetensors "
+      .. "--config %s/config.json --output %s/hf"):format(folder, folder, folder))
+    assert.equal("", err)
+    assert.equal(0, code, out)
+    assert.is_truthy(out:find("8896 parameters, f32", 1, true), out)
+  end)
+  teardown(function() support.remove(folder) end)
+  support.watch()
+
+  it("states the model in config.json by Hugging Face's keys", function()
+    local config = json.decode(files.read(folder .. "/hf/config.json"))
+    local expected = {
+      model_type = "gpt2", n_embd = 24, n_inner = 20, n_layer = 2, n_head = 3, n_positions = 16, vocab_size = 61,
+      layer_norm_epsilon = 1e-3, activation_function = "gelu_new", tie_word_embeddings = true, torch_dtype = "float32",
+      attn_pdrop = 0, embd_pdrop = 0, resid_pdrop = 0, bos_token_id = json.null, eos_token_id = json.null,
+    }
+    for key, x in pairs(expected) do assert.equal(x, config[key], key) end
+    assert.same({"GPT2LMHeadModel"}, config.architectures)
+  end)
+
+  it("gives every tensor Hugging Face's name, linear weights their transpose, and the same bits", function()
+    local file, own = safetensors.open(folder .. "/hf/model.safetensors"), safetensors.open(folder .. "/weights.safetensors")
+    local shapes = {}
+    for _, name in ipairs(file:names()) do shapes[name] = file:entry(name).shape end
+    assert.same(gpt2_shapes, shapes)
+    local function assert_same_bits(theirs, name) assert.is_true(bits(own, name) == bits(file, theirs), name) end
+    assert_same_bits("transformer.wpe.weight", "positions.weight")
+    assert_same_bits("transformer.h.1.attn.c_attn.bias", "blocks.1.attention.qkv_proj.bias")
+    for theirs, name in pairs {["attn.c_attn"] = "attention.qkv_proj", ["attn.c_proj"] = "attention.out_proj",
+      ["mlp.c_fc"] = "ffn.up_proj", ["mlp.c_proj"] = "ffn.down_proj"} do
+      local turned = file:read_doubles("transformer.h.1." .. theirs .. ".weight")
+      local straight = own:read_doubles("blocks.1." .. name .. ".weight")
+      local inputs, outputs = unpack(gpt2_shapes["transformer.h.1." .. theirs .. ".weight"])
+      for i = 0, inputs - 1 do
+        for o = 0, outputs - 1 do assert.equal(straight[o * inputs + i], turned[i * outputs + o], name) end
+      end
+    end
+    file:close()
+    own:close()
+  end)
+
+  it("has the logits that Hugging Face's program computes of the folder", function()
+    local model = reference.create "gpt2"
+    assert_logits_are_those_of("spec/fixtures/export/gpt2_logits.safetensors", model)
+    model:free()
   end)
 end)

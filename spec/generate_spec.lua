@@ -1,6 +1,6 @@
 -- Continuing a text: greedy, by nucleus sampling, repeatable, until a stop.
 local generate = require "pack.model.generate"
-local llama = require "pack.model.llama"
+local packed_model = require "pack.model.packed"
 local support = require "spec.support.helper"
 local tensor = require "pack.core.tensor"
 local tokenizer = require "pack.data.tokenizer"
@@ -9,7 +9,7 @@ local VOCABULARY = 257
 
 -- A small ordinary model with weights large enough that its predictions differ.
 local function model(context_length)
-  local one = llama.create({vocab_size = VOCABULARY, layers = 1, width = 16, heads = 2, ffn_width = 24,
+  local one = packed_model.create({vocab_size = VOCABULARY, layers = 1, width = 16, heads = 2, ffn_width = 24,
     context_length = context_length or 16, rope_theta = 10000, norm_eps = 1e-5, init_std = 0.3},
     {num_models = 1})
   one:initialize(7)

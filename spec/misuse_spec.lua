@@ -4,7 +4,7 @@ local compile = require("pack.core.program").compile
 local context = require "pack.core.context"
 local ffi = require "ffi"
 local grad = require "pack.grad"
-local llama = require "pack.model.llama"
+local packed_model = require "pack.model.packed"
 local ops = require "pack.core.ops"
 local program = require "pack.core.program"
 local support = require "spec.support.helper"
@@ -304,7 +304,7 @@ describe("a worker's view of a packed model", function()
   it("gives back its views alone when it is freed, and is one worker in all it does", function()
     local config = {vocab_size = 16, layers = 1, width = 8, heads = 2, ffn_width = 16, context_length = 4, rope_theta = 10000,
       norm_eps = 1e-5, init_std = 0.02}
-    local model = llama.create(config, {num_models = 3})
+    local model = packed_model.create(config, {num_models = 3})
     model:initialize(1)
     local weight = model.weight["norm.weight"]
     weight:write_numbers(ffi.new("double[24]", 5))
@@ -317,6 +317,23 @@ describe("a worker's view of a packed model", function()
     one:free()
     assert.same({5, 7, 5}, {weight:totable()[1][1], weight:totable()[2][1], weight:totable()[3][1]})
     refused("worker 3 of a model of 3", model.worker, model, 3)
+    model:free()
+  end)
+
+  it("has an arena [1, D] whose views are its weights, and of a weight put in another's place that one's row", function()
+    local config = {vocab_size = 16, layers = 1, width = 8, heads = 2, ffn_width = 16, context_length = 4, rope_theta = 10000,
+      norm_eps = 1e-5, init_std = 0.02}
+    local model = packed_model.create(config, {num_models = 2})
+    local own = tensor.from({{1, 1, 1, 1, 1, 1, 1, 1}, {2, 2, 2, 2, 2, 2, 2, 2}}, "f32")
+    model.weight["blocks.0.ffn_norm.weight"] = own
+    local one = model:worker(1)
+    for i, name in ipairs(one.names) do
+      if name ~= "blocks.0.ffn_norm.weight" then assert.is_true(rawequal(one.weight[name], one.arena:view(name)), name) end
+      assert.is_true(rawequal(one.weights[i], one.weight[name]), name)
+    end
+    assert.same({{2, 2, 2, 2, 2, 2, 2, 2}}, one.weight["blocks.0.ffn_norm.weight"]:totable())
+    one:free()
+    assert.equal(1, own:totable()[1][1])
     model:free()
   end)
 

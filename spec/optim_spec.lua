@@ -1,6 +1,6 @@
 -- The optimizer against AdamW, clipping and mixing written out in f64 Lua, with matched gradients.
 local ffi = require "ffi"
-local llama = require "pack.model.llama"
+local packed_model = require "pack.model.packed"
 local optim = require "pack.train.adamw"
 local tensor = require "pack.core.tensor"
 local topology = require "pack.mixing.topology"
@@ -18,7 +18,7 @@ end
 
 -- A model whose worker w differs from the others, with its optimizer.
 local function build(n, dtype, options)
-  local model = llama.create(config, {num_models = n, dtype = dtype})
+  local model = packed_model.create(config, {num_models = n, dtype = dtype})
   model:initialize(3)
   for w = 1, n do
     local row = model.arena.tensor[w - 1]
@@ -279,7 +279,7 @@ describe("AdamW over packed workers", function()
   end)
 
   it("refuses a scheme that is not awc or atc", function()
-    local model = llama.create(config, {num_models = 1})
+    local model = packed_model.create(config, {num_models = 1})
     assert.has_error(function() optim.adamw(model, settings, {scheme = "abc"}) end,
       "scheme 'abc' is not awc or atc")
   end)

@@ -2,7 +2,7 @@
 local config = require "pack.config"
 local context = require "pack.core.context"
 local ffi = require "ffi"
-local llama = require "pack.model.llama"
+local packed_model = require "pack.model.packed"
 local numbers = require "spec.support.numbers"
 local ops = require "pack.core.ops"
 local optim = require "pack.train.adamw"
@@ -147,9 +147,9 @@ describe("the bf16 copy of the weights", function()
     rope_theta = 1e4, norm_eps = 1e-5, init_std = 0.1}
 
   local function model_of(kept)
-    local model = llama.create(shape, {num_models = 2, amp = true})
+    local model = packed_model.create(shape, {num_models = 2, amp = true})
     model:initialize(3)
-    if kept then model:keep_half() end
+    if kept then model:keep_bf16() end
     return model
   end
 
@@ -201,8 +201,8 @@ describe("the bf16 copy of the weights", function()
     for t = 1, 2 do
       local losses, counts = model:backward(tokens, tokens, optimizer.gradients)
       optimizer:step {t = t, lr = 0.1, mixing = {{0.5, 0.5}, {0.5, 0.5}}, losses = losses, counts = counts}
-      assert.equal(model.half_of, tonumber(require("pack.native").C.pk_tensor_writes(model.arena.tensor)))
-      assert.equal(numbers.bytes(ops.cast(model.arena.tensor, {dtype = "bf16"})), numbers.bytes(model.half.tensor))
+      assert.equal(model.bf16_of, tonumber(require("pack.native").C.pk_tensor_writes(model.arena.tensor)))
+      assert.equal(numbers.bytes(ops.cast(model.arena.tensor, {dtype = "bf16"})), numbers.bytes(model.bf16.tensor))
     end
   end)
 end)

@@ -2,7 +2,7 @@
 local context = require "pack.core.context"
 local ffi = require "ffi"
 local grad = require "pack.grad"
-local llama = require "pack.model.llama"
+local packed_model = require "pack.model.packed"
 local ops = require "pack.core.ops"
 local optim = require "pack.train.adamw"
 local program = require "pack.core.program"
@@ -248,11 +248,17 @@ end)
 local config = {vocab_size = 50, layers = 2, width = 16, heads = 2, ffn_width = 24,
   context_length = 16, rope_theta = 1e4, norm_eps = 1e-5, init_std = 0.1}
 
--- The bytes of losses and norms of 20 steps and of the final weights. options: amp, scheme, micro (micro-steps),
--- fused, recompute.
+local function of_architecture(name)
+  local own = {architecture = name}
+  for key, value in pairs(config) do own[key] = value end
+  return own
+end
+
+-- The bytes of losses and norms of 20 steps and of the final weights. options: architecture, workers, amp, scheme, micro
+-- (micro-steps), fused, recompute.
 local function train(recorded, options)
-  local n, rows, micros = 3, 2, options.micro or 2
-  local model = llama.create(config, {num_models = n, amp = options.amp})
+  local n, rows, micros = options.workers or 3, 2, options.micro or 2
+  local model = packed_model.create(of_architecture(options.architecture), {num_models = n, amp = options.amp})
   model:initialize(3)
   local optimizer = optim.adamw(model, {beta1 = 0.9, beta2 = 0.98, eps = 1e-8, weight_decay = 0.1,
     grad_clip = false}, {scheme = options.scheme, fused = options.fused})
@@ -308,9 +314,12 @@ describe("a recorded training step", function()
     {scheme = "awc"}, {scheme = "atc", micro = 1}, {scheme = "awc", amp = true, micro = 1},
     {scheme = "atc", amp = true, levels = {"none", "products"}},
     {scheme = "awc", amp = true, fused = false},
+    {architecture = "gpt2", workers = 1, scheme = "awc", amp = true},
+    {architecture = "gpt2", workers = 2, scheme = "atc", levels = {"none", "products"}},
+    {architecture = "gpt2", workers = 3, scheme = "awc", amp = true, levels = {"auto", "none", "products"}},
   } do
     local words = {}
-    for _, key in ipairs {"scheme", "amp", "micro", "fused"} do
+    for _, key in ipairs {"architecture", "workers", "scheme", "amp", "micro", "fused"} do
       if case[key] ~= nil then words[#words + 1] = ("%s %s"):format(key, tostring(case[key])) end
     end
     it("gives the bits of the eager step over 20 steps: " .. table.concat(words, ", "), function()

@@ -1,7 +1,7 @@
 -- recipes/train.lua as users run it: what a run prints and leaves, and what it refuses.
 local files = require "pack.io.files"
 local json = require "pack.io.json"
-local llama = require "pack.model.llama"
+local packed_model = require "pack.model.packed"
 local loader = require "pack.data.loader"
 local safetensors = require "pack.io.safetensors"
 local support = require "spec.support.helper"
@@ -176,7 +176,7 @@ describe("recipes/train.lua", function()
     assert.same({WIDTH, FFN}, file:entry("blocks.0.ffn.down_proj.weight").shape)
     assert.same({WIDTH}, file:entry("norm.weight").shape)
     assert.equal("F32", file:entry("norm.weight").dtype)
-    local model = llama.create(resolved.model, {num_models = 1})
+    local model = packed_model.create(resolved.model, {num_models = 1})
     for _, name in ipairs(model.names) do file:read_into(name, model.weight[name]) end
     file:close()
     local held_out = text.load({files = {source}, tokenizer = tokenizer.open "bytes"}).validation

@@ -111,17 +111,19 @@ describe("The work of operations", function()
     assert.same({2 * 2 * 128, 2 * 4 * 128 + 8 * (4 + 12) + 4 * 8}, of("mix", {x, "f64 2 2", "f64 12", "i32 8"}, {}))
   end)
 
-  for _, compile in ipairs {"true", "false"} do
-    it("of a step of the 20m model is 6 for each weight and target, and attention: compile=" .. compile, function()
+  for _, case in ipairs {{"llama", "true"}, {"llama", "false"}, {"gpt2", "true"}} do
+    local architecture, compile = unpack(case)
+    it(("of a step of the 20m model is 6 for each weight and target, and attention: %s, compile=%s"):format(architecture,
+      compile), function()
       local resolved = config.load("configs/20m.lua", {"decentralized.num_models=4", "training.micro_batch_size=8",
-        "runtime.amp=false", "runtime.attention=flash", "runtime.compile=" .. compile})
+        "runtime.amp=false", "runtime.attention=flash", "runtime.compile=" .. compile, "model.architecture=" .. architecture})
       local forecast = context {forecast = true}
       local one = trainer.create(resolved, {context = forecast})
       local capture = trace.capture(forecast, function()
         if compile == "true" then one:recorded():run() else one:launch() end
       end)
       local totals = capture:totals()
-      local matrices = 32000 * 320 + 8 * (4 * 320 * 320 + 3 * 320 * 896)
+      local matrices = 32000 * 320 + 8 * (4 * 320 * 320 + (architecture == "llama" and 3 or 2) * 320 * 896)
       local attention = 8 * 6 * 1025 * 320
       assert.equal(32768 * (6 * matrices + attention), totals.model_flops)
       assert.equal(work.model_flops(resolved), totals.model_flops)

@@ -24,7 +24,7 @@ pack.modules = {
   arena = "pack.model.arena",
   generate = "pack.model.generate",
   hf = "pack.model.hf",
-  llama = "pack.model.llama",
+  packed = "pack.model.packed",
   -- data
   cache = "pack.data.cache",
   data = "pack.data.source",

@@ -71,6 +71,10 @@ end
 local torch_environment = "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=1000000000000 MALLOC_ARENA_MAX=1 "
   .. "GLIBC_TUNABLES=glibc.malloc.hugetlb=1"
 
+if config.model.architecture ~= "llama" then
+  error("--config: the peers compute the llama architecture, and no other", 0)
+end
+
 local function torch_command(candidate)
   local model, training = config.model, config.training
   local rows = given.micro_batch or training.micro_batch_size

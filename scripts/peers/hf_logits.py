@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Logits of an exported folder by Hugging Face's LlamaForCausalLM, for comparison with packlua's.
+"""Logits of an exported folder by Hugging Face's LlamaForCausalLM or GPT2LMHeadModel.
 
     python scripts/peers/hf_logits.py FOLDER --tokens 1,2,3 --output FILE [--reference FILE]
 
-Writes tokens [1, T] and logits [1, T, V] f32 as safetensors; with --reference it instead prints the largest
+They are compared with packlua's. Writes tokens [1, T] and logits [1, T, V] f32 as safetensors; with --reference it instead prints the largest
 difference from the logits of that file, and the largest logit. Needs torch and transformers.
 """
 import argparse
@@ -17,11 +17,13 @@ from safetensors.numpy import load_file, save_file
 
 def load(folder):
     """The model, refused unless every parameter is in the file and nothing else is."""
-    model, info = transformers.LlamaForCausalLM.from_pretrained(
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
     for key in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
         assert not info[key], (key, info[key])
-    assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr(), "the head is not tied"
+    assert type(model).__name__ == model.config.architectures[0], type(model)
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    assert head.weight.data_ptr() == embedding.weight.data_ptr(), "the head is not tied"
     return model.eval()
 
 

@@ -14,20 +14,11 @@ local function entry(whole, index)
   return whole:view {shape = shape, stride = stride, offset = index * stride}
 end
 
--- The row of one worker in an arena, as far as a model asks an arena.
-local function row_of(arena, index)
-  local views = {}
-  return {view = function(_, name)
-    views[name] = views[name] or entry(arena:view(name), index)
-    return views[name]
-  end}
-end
-
 -- Worker `index` as an ordinary model. It shares the bf16 copy of the weights too, which the packed model looks after.
 local function model_of(trainer, index)
   local model = trainer.model:worker(index)
-  if trainer.model.half then
-    model.half = row_of(trainer.model.half, index)
+  if trainer.model.bf16 then
+    model.bf16 = trainer.model.bf16:row(index)
     function model.refresh() end
   end
   return model
@@ -36,7 +27,7 @@ end
 -- One worker with its part of the batch, its gradients, and where its loss and count go.
 local function ordinary(trainer, index, losses, counts)
   local model = model_of(trainer, index)
-  local one = {model = model, gradients = row_of(trainer.optimizer.gradients, index),
+  local one = {model = model, gradients = trainer.optimizer.gradients:row(index),
     loss = entry(losses, index), count = entry(counts, index), tokens = entry(trainer.tokens, index),
     targets = entry(trainer.targets, index)}
   return one

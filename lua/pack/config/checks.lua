@@ -1,15 +1,13 @@
 --- What must hold between the keys of a configuration; each refusal shows the values.
+local architectures = require "pack.model.architectures"
 local failure = require "pack.core.failure"
 
 local function check_model(model)
   if model.width % model.heads ~= 0 then
     failure.usage("model.width %d is not divisible by model.heads %d", model.width, model.heads)
   end
-  local head_dim = model.width / model.heads
-  if head_dim % 2 ~= 0 then
-    failure.usage("model.width %d / model.heads %d is a head of %d; rotary embedding needs an even one",
-      model.width, model.heads, head_dim)
-  end
+  local refusal = architectures.of(model).refusal(model)
+  if refusal then failure.usage("%s", refusal) end
 end
 
 -- The largest micro batch that divides the batch, at most the one asked for.

@@ -1,5 +1,6 @@
 --- Configurations: defaults, then a file, then --set, checked against the schema and resolved into one
 --- plain table config.SECTION.KEY in which every key is there and false means off or not given.
+local architectures = require "pack.model.architectures"
 local failure = require "pack.core.failure"
 local numbers = require "pack.core.numbers"
 local schema = require "pack.config.schema"
@@ -300,10 +301,9 @@ function config.defaults()
   return result
 end
 
---- Parameters of one model: V d + L (4 d^2 + 3 d f + 2 d) + d.
+--- The number of parameters of one model; model is the section of a configuration.
 function config.parameters(model)
-  local d, f = model.width, model.ffn_width
-  return model.vocab_size * d + model.layers * (4 * d * d + 3 * d * f + 2 * d) + d
+  return architectures.parameters(model)
 end
 
 --- Resolves a configuration from layers: options.table (a table of sections; options.source names it in

@@ -8,6 +8,8 @@
 -- choices         what a choice may be
 -- resume          "free": a resumed run may differ; "same": it must not
 -- also            other names that people try, for the suggestion in the refusal
+local architectures = require "pack.model.architectures"
+
 local schema = {}
 
 --- The sections in the order in which they are shown.
@@ -21,6 +23,9 @@ schema.topologies = {
 
 local rows = {
   model = {
+    {name = "architecture", type = "choice", default = architectures.names[1],
+      choices = architectures.names, help = "what the model computes",
+      also = {"arch", "model_type"}},
     {name = "vocab_size", type = "integer", default = 32000, minimum = 2, maximum = 2 ^ 24,
       help = "tokens the model knows", also = {"vocabulary", "n_vocab"}},
     {name = "layers", type = "integer", default = 8, minimum = 1, maximum = 1024,
@@ -34,9 +39,9 @@ local rows = {
     {name = "context_length", type = "integer", default = 1024, minimum = 1, maximum = 2 ^ 20,
       help = "tokens in a sequence", also = {"sequence_length", "max_seq_len", "block_size"}},
     {name = "rope_theta", type = "number", default = 10000, above = 0, maximum = 1e12,
-      help = "base of the rotary embedding"},
+      help = "base of the rotary embedding of llama"},
     {name = "norm_eps", type = "number", default = 1e-5, above = 0, maximum = 1,
-      help = "epsilon of the RMS norms"},
+      help = "epsilon of the norms"},
     {name = "init_std", type = "number", default = 0.02, minimum = 0, maximum = 10,
       help = "standard deviation of the initial weights"},
   },

@@ -5,8 +5,8 @@
 -- what must be read and written once if nothing stays in a cache. model_flops leaves out what is computed
 -- again only to save memory (the scores in attention's gradient, the logits in the head's): summed over a step it
 -- is work.model_flops of the configuration.
+local architectures = require "pack.model.architectures"
 local caller = require "pack.core.caller"
-local llama = require "pack.model.llama"
 
 caller.register()
 
@@ -169,15 +169,14 @@ function work.is_product(name)
 end
 
 --- Floating-point operations of a training step's products, of all workers: for each target, 6 for each weight of a
--- matrix (2 forward, 4 backward), the head included and the look-up of embeddings not, and 6 (T + 1) d in each
--- layer for attention: 2 d forward and 4 d backward for scores, as much for values, over the (T + 1) / 2
--- positions that one position sees on average. What is computed again to save memory is not counted.
+-- matrix (2 forward, 4 backward), the head included and the look-up of embeddings not, and
+-- 6 (T + 1) d for attention of width d in each layer: 2 d forward and 4 d backward for scores, as
+-- much for values, over the (T + 1) / 2 positions that one position sees on average. What is computed again to save memory is not counted.
 function work.model_flops(config)
   local model = config.model
-  local width, length = model.width, model.context_length
-  local norms = (2 * model.layers + 1) * width
-  local matrices = llama.parameters(model) - norms
-  return config.training.batch_tokens * (6 * matrices + 6 * model.layers * (length + 1) * width)
+  local attention = architectures.of(model).attention_width(model)
+  local per_target = 6 * (architectures.multiplied(model) + (model.context_length + 1) * attention)
+  return config.training.batch_tokens * per_target
 end
 
 return work

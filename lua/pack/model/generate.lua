@@ -17,7 +17,7 @@ local function next_logits(model, ids)
   tokens:write(window)
   local hidden = model:hidden(tokens)
   local last = ops.slice(hidden, {axis = 1, start = length - 1, count = 1})
-  return (model:linear(last, "embedding.weight"):read_numbers())
+  return (model:logits_of(last):read_numbers())
 end
 
 -- Candidates {id, weight}, likeliest first: softmax of logits / temperature.

@@ -1,49 +1,26 @@
---- Weights as Hugging Face's LlamaForCausalLM has them.
---
--- Its rotary embedding turns the two halves of a head as packlua's does, and its linear weights are [out, in]
--- too, so that tensors only change their names.
+--- Weights as a folder that Hugging Face's programs load: LlamaForCausalLM, GPT2LMHeadModel.
+local architectures = require "pack.model.architectures"
 local failure = require "pack.core.failure"
 local files = require "pack.io.files"
 local hf_tokenizer = require "pack.model.hf_tokenizer"
 local json = require "pack.io.json"
+local ops = require "pack.core.ops"
 local safetensors = require "pack.io.safetensors"
 
 local hf = {}
 
-local whole_names = {["embedding.weight"] = "model.embed_tokens.weight", ["norm.weight"] = "model.norm.weight"}
-local block_names = {
-  ["attention_norm.weight"] = "input_layernorm.weight",
-  ["attention.q_proj.weight"] = "self_attn.q_proj.weight",
-  ["attention.k_proj.weight"] = "self_attn.k_proj.weight",
-  ["attention.v_proj.weight"] = "self_attn.v_proj.weight",
-  ["attention.out_proj.weight"] = "self_attn.o_proj.weight",
-  ["ffn_norm.weight"] = "post_attention_layernorm.weight",
-  ["ffn.gate_proj.weight"] = "mlp.gate_proj.weight",
-  ["ffn.up_proj.weight"] = "mlp.up_proj.weight",
-  ["ffn.down_proj.weight"] = "mlp.down_proj.weight",
-}
 local torch_dtypes = {f32 = "float32", bf16 = "bfloat16"}
-
---- Hugging Face's name of a parameter.
-function hf.name(name)
-  local layer, rest = name:match("^blocks%.(%d+)%.(.+)$")
-  return layer and ("model.layers.%s.%s"):format(layer, block_names[rest]) or whole_names[name]
-end
 
 --- The content of config.json. model: the model section of a configuration. dtype: "f32" or "bf16". tokenizer:
 -- whose id ends a text; bos: the id of its piece for the beginning, or nil.
 function hf.config(model, dtype, tokenizer, bos)
-  return {
-    architectures = {"LlamaForCausalLM"}, model_type = "llama", hidden_act = "silu",
-    hidden_size = model.width, intermediate_size = model.ffn_width, num_hidden_layers = model.layers,
-    num_attention_heads = model.heads, num_key_value_heads = model.heads, head_dim = model.width / model.heads,
-    vocab_size = model.vocab_size, max_position_embeddings = model.context_length,
-    rms_norm_eps = model.norm_eps, rope_theta = model.rope_theta, rope_scaling = json.null,
-    initializer_range = model.init_std, tie_word_embeddings = true, attention_bias = false, mlp_bias = false,
-    attention_dropout = 0, pretraining_tp = 1, use_cache = true, torch_dtype = torch_dtypes[dtype],
-    bos_token_id = bos or json.null, pad_token_id = json.null,
-    eos_token_id = tokenizer and tokenizer.eos or json.null,
-  }
+  local content = architectures.of(model).hf_config(model)
+  content.vocab_size, content.initializer_range = model.vocab_size, model.init_std
+  content.tie_word_embeddings, content.use_cache = true, true
+  content.torch_dtype = torch_dtypes[dtype]
+  content.bos_token_id, content.pad_token_id = bos or json.null, json.null
+  content.eos_token_id = tokenizer and tokenizer.eos or json.null
+  return content
 end
 
 -- Texts are trained on without a token at their beginning. Only pieces that the model has are named: another would get
@@ -63,15 +40,25 @@ local function write_json(folder, name, value)
   json.write(files.join(folder, name), value)
 end
 
+-- The tensor to be written for a parameter, and whether it was made for that.
+local function written(model, name, transposed)
+  local t = model.weight[name]
+  if not transposed then return t, false end
+  return ops.transpose(t, {permutation = {0, 2, 1}}), true
+end
+
 local function write_weights(path, model, dtype)
-  local list = {metadata = {format = "pt"}}
+  local list, made = {metadata = {format = "pt"}}, {}
   for i, name in ipairs(model.names) do
-    local t = model.weight[name]
+    local hf_name, transposed = model.architecture.hf_name(name)
+    local t, own = written(model, name, transposed)
+    if own then made[#made + 1] = t end
     local shape = t:sizes()
     table.remove(shape, 1)
-    list[i] = {name = hf.name(name), tensor = t, shape = shape, dtype = dtype}
+    list[i] = {name = hf_name, tensor = t, shape = shape, dtype = dtype}
   end
   safetensors.write(path, list)
+  for _, t in ipairs(made) do t:free() end
 end
 
 -- Takes a folder for the files, which must be new or empty.

@@ -3,13 +3,14 @@
 -- Opened weights have path, content ("state", "average", "worker", or "model" where a file does not say),
 -- worker (its number, from 0, of a worker's file), num_models (of the run), step and epoch (nil if not known),
 -- data (what a state was trained on, see checkpoint.data_identity) and config, the resolved configuration.
+local architectures = require "pack.model.architectures"
 local cache = require "pack.data.cache"
 local checkpoint = require "pack.run.checkpoint"
 local config = require "pack.config"
 local failure = require "pack.core.failure"
 local files = require "pack.io.files"
 local json = require "pack.io.json"
-local llama = require "pack.model.llama"
+local packed_models = require "pack.model.packed"
 local safetensors = require "pack.io.safetensors"
 local schema = require "pack.config.schema"
 local tokenizers = require "pack.data.tokenizer"
@@ -104,7 +105,9 @@ end
 
 -- Refuses a file that has not each parameter in its shape, before anything is computed.
 local function check_shapes(self)
-  for _, parameter in ipairs(llama.parameter_list(self.config.model)) do
+  local config_of_model = self.config.model
+  local parameters = architectures.of(config_of_model).parameter_list(config_of_model)
+  for _, parameter in ipairs(parameters) do
     local name, shape = self.prefix .. parameter[1], {unpack(parameter[2])}
     if self.content == "state" then table.insert(shape, 1, self.num_models) end
     if not self.file:has(name) then failure.usage("%s: there is no tensor '%s'", self.path, name) end
@@ -132,7 +135,7 @@ end
 -- A model of n workers. Averages are evaluated in full precision, workers as they are trained.
 local function create(self, n, context, amp)
   local runtime = self.config.runtime
-  return llama.create(self.config.model, {num_models = n, context = context,
+  return packed_models.create(self.config.model, {num_models = n, context = context,
     amp = amp and runtime.amp == true, attention = runtime.attention})
 end
 

@@ -45,7 +45,7 @@ function optim.adamw(model, settings, options)
     error("scheme '" .. tostring(self.scheme) .. "' is not awc or atc", 2)
   end
   self.fused = options.fused ~= false
-  model:keep_half()
+  model:keep_bf16()
   self.gradients = model:zeros_like("gradients")
   self.exp_avg = model:zeros_like("moments")
   self.exp_avg_sq = model:zeros_like("moments")
@@ -102,7 +102,7 @@ end
 local function apply_fused(self, scale, norm)
   local model = self.model
   ops.update(model.arena.tensor, self.gradients.tensor, self.exp_avg.tensor, self.exp_avg_sq.tensor, scale, norm,
-    self.mixing, self.blocks, self.scalars, self.guard, model.half and model.half.tensor,
+    self.mixing, self.blocks, self.scalars, self.guard, model.bf16 and model.bf16.tensor,
     {combine_last = self.scheme == "atc"})
 end
 
@@ -133,7 +133,7 @@ end
 
 --- Notes that the update ran; for a recorded one, which the optimizer does not see.
 function Optimizer:updated()
-  if self.fused then self.model:half_is_fresh() end
+  if self.fused then self.model:bf16_is_fresh() end
   for i, arena in ipairs(self.arenas) do self.writes[i] = tonumber(C.pk_tensor_writes(arena)) end
 end
 

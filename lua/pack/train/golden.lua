@@ -6,9 +6,9 @@ local failure = require "pack.core.failure"
 local ffi = require "ffi"
 local files = require "pack.io.files"
 local json = require "pack.io.json"
-local llama = require "pack.model.llama"
 local ops = require "pack.core.ops"
 local optim = require "pack.train.adamw"
+local packed = require "pack.model.packed"
 local safetensors = require "pack.io.safetensors"
 local tensor = require "pack.core.tensor"
 local grad = require "pack.grad"
@@ -186,7 +186,7 @@ end
 function golden.run(path, options)
   local case = open(path, options)
   local s = case.settings
-  local model = llama.create(s.model, {num_models = s.num_models, dtype = case.dtype,
+  local model = packed.create(s.model, {num_models = s.num_models, dtype = case.dtype,
     amp = case.amp, context = case.context})
   case:load(model, "init/")
   local settings = {grad_clip = s.grad_clip ~= json.null and s.grad_clip or false}

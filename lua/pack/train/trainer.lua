@@ -4,11 +4,11 @@ local configs = require "pack.config"
 local data = require "pack.data.source"
 local ffi = require "ffi"
 local interrupt = require "pack.core.interrupt"
-local llama = require "pack.model.llama"
 local loader = require "pack.data.loader"
 local native = require "pack.native"
 local ops = require "pack.core.ops"
 local optim = require "pack.train.adamw"
+local packed = require "pack.model.packed"
 local recorded_step = require "pack.train.recorded"
 local runtime = require "pack.config.runtime"
 local schedule = require "pack.train.schedule"
@@ -48,7 +48,7 @@ function trainer.create(config, options)
   self.topology = topology.create(decentralized.topology, self.num_models,
     {seed = config.runtime.seed, group = decentralized.group or nil,
       period = decentralized.period or nil})
-  self.model = llama.create(config.model, {num_models = self.num_models, context = options.context,
+  self.model = packed.create(config.model, {num_models = self.num_models, context = options.context,
     dtype = options.dtype, amp = config.runtime.amp == true, attention = config.runtime.attention})
   self.model:initialize(config.runtime.seed)
   self.optimizer = optim.adamw(self.model, config.optimizer,
