@@ -127,6 +127,10 @@ fi
 check setup scripts/setup.sh --all -DPACKLUA_WERROR=ON || finish
 specs specs build/packlua
 
+# Runs and more, ended at random moments: what they promise holds wherever that is.
+check "runs killed and resumed" scripts/kill_resume.sh 5
+check "signals at random moments" scripts/signal_stress.sh 3
+
 # The emulated CUDA device, where its library is part of the builds (CUDA's headers are there): its specs are among those
 # above; here its kernels under sanitizers, with fewer shapes.
 check "failing allocations and files" scripts/faults.sh --sample

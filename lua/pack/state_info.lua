@@ -1,6 +1,7 @@
 --- What a training state says of itself, checked when it is opened: its fields, its configuration, that they agree,
 -- and that the tensors are those of the model.
 local config = require "pack.config"
+local failure = require "pack.failure"
 local json = require "pack.json"
 local llama = require "pack.llama"
 local optim = require "pack.optim"
@@ -118,10 +119,10 @@ end
 local function read_config(file)
   local saved, message = decode(file, "config")
   if not saved then return nil, message end
-  local good, resolved = pcall(config.resolve, {table = saved, source = "its configuration"})
+  local good, resolved = failure.pcall(config.resolve, {table = saved, source = "its configuration"})
   if not good then return nil, without_place(resolved) end
   local course
-  good, course = pcall(schedule.create, resolved)
+  good, course = failure.pcall(schedule.create, resolved)
   if not good then return nil, "its configuration: " .. without_place(course) end
   return resolved, course
 end

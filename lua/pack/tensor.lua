@@ -7,6 +7,7 @@
 local caller = require "pack.caller"
 local context = require "pack.context"
 local dispatch = require "pack.dispatch"
+local failure = require "pack.failure"
 local ffi = require "ffi"
 local native = require "pack.native"
 local is_integer = require("pack.numbers").is_integer
@@ -523,7 +524,7 @@ end
 function metatable.__tostring(self)
   local head = tensor.heading(self)
   if self.storage == nil then return head end
-  local good, text = pcall(tensor.corner, self)
+  local good, text = failure.pcall(tensor.corner, self)
   return head .. "\n" .. (good and text or "(" .. text:gsub("^.-:%d+: ", "") .. ")")
 end
 
