@@ -7,6 +7,11 @@
 # that docs/runs.md does not promise.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# What this script's caller ignores, as nohup does SIGHUP, its programs would ignore too.
+if [[ $(trap -p) == *"trap -- '' "* ]]; then
+  env --default-signal true 2> /dev/null || { echo "signals are ignored here; run it without nohup" && exit 3; }
+  exec env --default-signal "scripts/${0##*/}" "$@"
+fi
 set -m # a job of its own for each run, or it would ignore SIGINT
 
 times=${1:-50}
