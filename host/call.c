@@ -48,6 +48,12 @@ static void stop_hook(lua_State *state, lua_Debug *record) {
   lua_setfield(state, -2, "message");
   lua_pushinteger(state, PK_EXIT_INTERRUPTED);
   lua_setfield(state, -2, "exit");
+  lua_getfield(state, LUA_REGISTRYINDEX, "pack.failure"); /* there once anything is loaded */
+  if (lua_istable(state, -1)) {
+    lua_setmetatable(state, -2);
+  } else {
+    lua_pop(state, 1);
+  }
   pk_hooks_allow(); /* in what handles the error */
   lua_error(state);
 }

@@ -27,7 +27,7 @@ local failed = false
 for _, path in ipairs(options.positional) do
   local kind = pack.files.kind(path)
   if not kind then pack.failure.usage("%s: there is nothing", path) end
-  local good, problems = pcall(function()
+  local good, problems = pack.failure.pcall(function()
     if kind == "directory" then return pack.inspect.cache(path, options, write) end
     return pack.inspect.safetensors(path, write)
   end)

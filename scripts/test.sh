@@ -127,6 +127,10 @@ fi
 check setup scripts/setup.sh --all -DPACKLUA_WERROR=ON || finish
 specs specs build/packlua
 
+# Runs and more, ended at random moments: what they promise holds wherever that is.
+check "runs killed and resumed" scripts/kill_resume.sh 5
+check "signals at random moments" scripts/signal_stress.sh 3
+
 # The emulated CUDA device, where its library is part of the builds (CUDA's headers are there): its specs are among those
 # above; here its kernels under sanitizers, with fewer shapes.
 check "failing allocations and files" scripts/faults.sh --sample
@@ -159,6 +163,7 @@ check "C for aarch64" scripts/aarch64_check.sh
 export UBSAN_OPTIONS=print_stacktrace=1:exitcode=99
 if check "asan build" build_with asan; then
   ASAN_OPTIONS=detect_leaks=0:exitcode=99 PACKLUA_TEST_CASES=2 PACKLUA_TEST_PROGRAMS=200 halves "specs under ASan and UBSan" build-asan/packlua --exclude-tags=slow
+  check "failing allocations under ASan and UBSan" scripts/faults.sh --sample --build build-asan --kinds memory,lua,ENOSPC
 fi
 if check "tsan build" build_with tsan; then
   TSAN_OPTIONS=exitcode=99:halt_on_error=1:ignore_noninstrumented_modules=1 \

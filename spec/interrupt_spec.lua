@@ -192,6 +192,27 @@ describe("signals", function()
     assert.same({0, ""}, {code, err})
   end)
 
+  it("raise what is a failure, which nothing takes for a file that is damaged", function()
+    local path = os.tmpname()
+    support.write(path, [[
+      local failure, ffi = require "pack.core.failure", require "ffi"
+      ffi.cdef "int kill(int pid, int signal); int getpid(void);"
+      local function press()
+        ffi.C.kill(ffi.C.getpid(), 2)
+        for _ = 1, 1e9 do end
+      end
+      local good, problem = pcall(press)
+      assert(not good and failure.is(problem) and problem.exit == 130, tostring(problem))
+      assert(select(2, failure.pcall(error, "other", 0)) == "other")
+      require("pack.io.safetensors").open = function() error(problem, 0) end
+      require("pack.run.checkpoint").open("x.state.safetensors.zst")
+      error("it was taken for another error")]])
+    local code, _, err = support.run("packlua --no-jit " .. path)
+    os.remove(path)
+    assert.equal(130, code, err)
+    assert.is_truthy(err:find(":%d+: interrupted\n$"), err)
+  end)
+
   it("reach no thread but the main one", function()
     local threads = context.create {device = "cpu", threads = 3}
     local own, main, others = tostring(ffi.C.getpid()), 0, 0

@@ -21,7 +21,8 @@ enum {
 /* What the products of a program may grow by with PK_RECOMPUTE_AUTO. */
 static const double AUTO_SHARE = 0.05;
 
-/* What the pass knows of a storage. */
+/* What the pass knows of a storage, of which it has a share: a list that cannot be made for want of
+ * memory loses entries. */
 typedef struct record {
   pk_storage *storage;
   int64_t writer; /* the operation that makes it, or -1: none, or several */
@@ -88,6 +89,7 @@ static pk_status look(pass *self) {
       if (!storage) continue;
       if (storage->span < 0) {
         storage->span = self->n_records;
+        storage->references++;
         self->records[self->n_records++] = (record){.storage = storage,
                                                     .writer = -1,
                                                     .first_write = -1,
@@ -365,6 +367,7 @@ static pk_status make_list(pass *self) {
 static void forget(pass *self) {
   for (int64_t r = 0; r < self->n_records; r++) {
     self->records[r].storage->span = -1;
+    pk_storage_release(self->records[r].storage);
     if (!self->records[r].copy) continue;
     self->records[r].copy->span = -1;
     pk_storage_release(self->records[r].copy);

@@ -269,6 +269,17 @@ int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*
   return ((thread_create *)dlsym(RTLD_NEXT, "pthread_create"))(thread, attributes, start, argument);
 }
 
+typedef int thread_attributes(pthread_t, pthread_attr_t *);
+
+/* A sanitizer asks for these as a thread starts, and ends the process without them. */
+int pthread_getattr_np(pthread_t thread, pthread_attr_t *attributes) {
+  bool before = inside;
+  inside = inside || !within(own_ranges, FROM);
+  int result = ((thread_attributes *)dlsym(RTLD_NEXT, "pthread_getattr_np"))(thread, attributes);
+  inside = before;
+  return result;
+}
+
 /* --- Lua's allocator --- */
 
 typedef void *lua_allocator(void *, void *, size_t, size_t);

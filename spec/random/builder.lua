@@ -93,7 +93,7 @@ local function readable(self, one)
   if one.freed then return false end
   local scope = self.scope
   if not scope then return true end
-  return not one.missing and (one.tracked or one.detached or not scope.leaves[one.store])
+  return not one.missing and (one.tracked or one.detached == scope or not scope.leaves[one.store])
 end
 
 --- Whether a variable is one of the function's own, not of a scope that has ended. It is not freed any more.
@@ -201,10 +201,19 @@ local function make_strided(self, shape, kind, lo, hi)
     store = builder.store {lo = lo, hi = hi, exact = true}})
 end
 
+local make_leaf
+
 --- A new tensor of floats or halves, as such come about: in an arena, an argument, or made by the function, unless it has to
--- be from outside. Values in lo .. hi.
+-- be from outside. Values in lo .. hi. Where a gradient is taken, it is mostly one of the leaves.
 function Builder:leaf(shape, kind, lo, hi, outside)
-  lo, hi = lo or -1, hi or 1
+  local one, adopted = make_leaf(self, shape, kind, lo or -1, hi or 1, outside), self.scope and self.scope.adopted
+  if adopted and one.global and #adopted < 6 and self:draw(0, 2) > 0 then
+    adopted[#adopted + 1], self.scope.leaves[one.store], one.tracked = one, true, true
+  end
+  return one
+end
+
+function make_leaf(self, shape, kind, lo, hi, outside)
   local way = self:draw(1, 8)
   if way == 2 and #shape > 0 and #self.arguments < 3 and not (self.scope or self.first or outside) then
     local name = self:name "a"
@@ -234,11 +243,6 @@ function Builder:like(shape, kind, lo, hi)
   end)
   if lo and lo > 0 then return found or self:leaf(shape, kind, lo, hi) end
   return found or self:leaf(shape, kind, math.max(lo or -1, -1), math.min(hi or 1, 1))
-end
-
---- Floats of a shape whose last extents are as wanted, new ones if there are none: wanted(shape), and a shape for new ones.
-function Builder:floats(wanted, shape)
-  return self:pick(function(one) return one.kind == "F" and wanted(one.shape) end) or self:leaf(shape, "F")
 end
 
 --- i32 in 0 .. below - 1, or -100.

@@ -19,9 +19,11 @@ local function choose_leaves(b, count)
 end
 
 -- Runs the children in a scope in which the leaves are tracked; finish(b) gives the variables that the function returns.
+-- more: tensors that are made in it may become leaves too.
 -- Returns the function's lines, what it returns, and whether anything in it may jump.
-local function inside(b, leaves, children, finish)
-  local scope, lines, indent, count, gene = {leaves = {}, rough = false}, b.lines, b.indent, #b.vars, b.gene
+local function inside(b, leaves, children, finish, more)
+  local scope = {leaves = {}, rough = false, adopted = more and leaves or nil}
+  local lines, indent, count, gene = b.lines, b.indent, #b.vars, b.gene
   for _, leaf in ipairs(leaves) do scope.leaves[leaf.store], leaf.tracked = true, true end
   b.scope, b.lines, b.indent = scope, {}, indent .. "  "
   for _, child in ipairs(children) do b:statement(child) end
@@ -70,8 +72,8 @@ end
 
 local function hessian_product(b, children)
   local leaves, directions = choose_leaves(b, b:draw(1, 2)), {}
+  local body, returned, rough = inside(b, leaves, children, function() return {returns(b)[1]} end, true)
   for i, leaf in ipairs(leaves) do directions[i] = b:leaf(leaf.shape, "F") end
-  local body, returned, rough = inside(b, leaves, children, function() return {returns(b)[1]} end)
   local list = b:name "h"
   write_call(b, {list}, "t:hvp", body, returned, ("{%s}, {%s}"):format(names_of(leaves), names_of(directions)))
   for _, direction in ipairs(directions) do rough = rough or direction.store.rough end
@@ -88,7 +90,7 @@ function gradients.grad(b, gene)
   if b:chance(6) then return hessian_product(b, gene.children) end
   local leaves = choose_leaves(b, b:draw(1, 3))
   local into, adds, release = b:chance(3), b:chance(2), b:chance(3)
-  local body, returned, rough = inside(b, leaves, gene.children, returns)
+  local body, returned, rough = inside(b, leaves, gene.children, returns, true)
   local options, destinations = {}, {}
   if into then
     b.arenas.into = b.arenas.into or {name = b:name "q", size = 0, kind = "F", seed = b:draw(1, 9999), columns = {}}

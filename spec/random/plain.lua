@@ -3,8 +3,6 @@ local builder = require "spec.random.builder"
 
 local plain = {}
 
-local function is_float(one) return one.kind == "F" end
-
 local function any_float(b, filter)
   return b:pick(function(one) return one.kind == "F" and (not filter or filter(one)) end)
 end
@@ -324,7 +322,7 @@ function plain.detach(b)
   b:line("local %s = %s:detach()", name, x.name)
   if x.tracked then b.smooth = false end
   x.fresh = false
-  b:add(name, {shape = x.shape, kind = x.kind, stride = x.stride, stride_of = x.stride_of, store = x.store, detached = true,
+  b:add(name, {shape = x.shape, kind = x.kind, stride = x.stride, stride_of = x.stride_of, store = x.store, detached = b.scope or true,
     argument = x.argument, outside = x.outside})
 end
 
@@ -363,7 +361,5 @@ function plain.escape(b)
   local x = b:pick(function(one) return not one.outside and one.kind ~= "I" end)
   if x then b:line("t:escape(%s)", x.name) end
 end
-
-plain.is_float = is_float
 
 return plain

@@ -4,6 +4,7 @@ local ceiling = require "pack.measure.ceiling"
 local components = require "pack.benchmark.components"
 local config_module = require "pack.config"
 local data = require "pack.data.source"
+local failure = require "pack.core.failure"
 local files = require "pack.io.files"
 local json = require "pack.io.json"
 local native = require "pack.native"
@@ -121,7 +122,7 @@ end
 -- limit that leaves no room for those products leaves the ceiling unknown.
 local function compare_with_ceiling(job, context, result)
   local product = product_dtypes[result.dtype]
-  local good, rate = pcall(ceiling.product, context, product, CEILING_SECONDS)
+  local good, rate = failure.pcall(ceiling.product, context, product, CEILING_SECONDS)
   if not good then return end
   result.ceiling_flops_per_second, result.ceiling_dtype = rate, product
   result.share_of_ceiling = result.flops * job.steps / result.window_seconds / result.ceiling_flops_per_second

@@ -72,7 +72,7 @@ local function check_topology(decentralized, seed)
     failure.usage("decentralized.topology hierarchical needs decentralized.group, the workers in a group")
   end
   local topology = require "pack.mixing.topology"
-  local good, message = pcall(topology.create, name, workers,
+  local good, message = failure.pcall(topology.create, name, workers,
     {group = decentralized.group or nil, period = decentralized.period or nil, seed = seed})
   if not good then
     failure.usage("decentralized.topology %s, decentralized.num_models %d: %s", name, workers,

@@ -28,7 +28,7 @@ end
 
 -- A context of settings on a device of that name, or nil and why there is none.
 local function try_device(settings, name)
-  local good, opened = pcall(context.create, {device = name,
+  local good, opened = failure.pcall(context.create, {device = name,
     threads = settings.threads or nil, memory_limit_mib = settings.memory_limit_mib or nil,
     deterministic = settings.deterministic or nil, attention = runtime.attention(settings.attention),
     forecast = settings.forecast})

@@ -28,6 +28,11 @@ local dispatch = {
   is_tracked = nil,
 }
 
+--- Calls fn as if no gradient was being taken; what takes gradients puts its own in this place.
+function dispatch.untracked(fn)
+  return fn()
+end
+
 --- The number of each dtype by name.
 dispatch.dtypes = {f64 = 0, f32 = 1, bf16 = 2, i32 = 3}
 

@@ -1,9 +1,11 @@
 --- Errors that decide the exit code of the program: objects with a message and the code.
 local failure = {}
 
+local INTERRUPTED = 130
 local class = {
   __tostring = function(self) return self.message end,
 }
+debug.getregistry()["pack.failure"] = class -- also of what ^C raises in host/call.c
 
 --- An error that ends the program with `exit` when it is raised; `message` may be "", which prints nothing.
 function failure.create(exit, message)
@@ -22,12 +24,23 @@ end
 
 --- Raises what ^C raises: a script ends with 130.
 function failure.interrupted()
-  failure.raise(130, "interrupted")
+  failure.raise(INTERRUPTED, "interrupted")
 end
 
 --- Whether a caught error is one of these objects.
 function failure.is(object)
   return getmetatable(object) == class
+end
+
+local function let_pass(good, ...)
+  local problem = ...
+  if not good and failure.is(problem) and problem.exit == INTERRUPTED then error(problem, 0) end
+  return good, ...
+end
+
+--- As pcall, but what ^C raises goes on: for errors that stand for something else, such as a file that is damaged.
+function failure.pcall(fn, ...)
+  return let_pass(pcall(fn, ...))
 end
 
 return failure

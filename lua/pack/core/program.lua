@@ -8,7 +8,6 @@ local context = require "pack.core.context"
 local dispatch = require "pack.core.dispatch"
 local failure = require "pack.core.failure"
 local ffi = require "ffi"
-local grad = require "pack.grad"
 local native = require "pack.native"
 local ops = require "pack.core.ops"
 local tensor = require "pack.core.tensor"
@@ -87,7 +86,7 @@ end
 local function note(fn, inputs)
   local outer, used = dispatch.recording, setmetatable({}, {__mode = "k"})
   dispatch.recording = used
-  local outcome = pack_values(grad.untracked(function() return whole("compile", fn, unpack(inputs)) end))
+  local outcome = pack_values(dispatch.untracked(function() return whole("compile", fn, unpack(inputs)) end))
   dispatch.recording = outer
   return outcome, used
 end

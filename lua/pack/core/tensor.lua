@@ -8,6 +8,7 @@
 local caller = require "pack.core.caller"
 local context = require "pack.core.context"
 local dispatch = require "pack.core.dispatch"
+local failure = require "pack.core.failure"
 local ffi = require "ffi"
 local named = require "pack.core.methods"
 local native = require "pack.native"
@@ -527,7 +528,7 @@ end
 function metatable.__tostring(self)
   local head = tensor.heading(self)
   if self.storage == nil then return head end
-  local good, text = pcall(tensor.corner, self)
+  local good, text = failure.pcall(tensor.corner, self)
   if not good then return head .. "\n(" .. text:gsub("^.-:%d+: ", "") .. ")" end
   return self.rank == 0 and ("%s (%s)"):format(text, head) or head .. "\n" .. text
 end

@@ -141,7 +141,7 @@ end
 --- Opens a cache as training does, then reads every byte of it again and compares checksums with its manifest.
 -- Returns the manifest. Errors: whatever does not agree, with the file's name.
 function prepare.verify(folder)
-  local good, opened = pcall(caches.open, folder)
+  local good, opened = failure.pcall(caches.open, folder)
   if not good then refuse("%s", (tostring(opened):gsub("^[^ ]*%.lua:%d+: ", ""))) end
   local status = C.pk_cache_verify(opened.handle)
   local problem = status ~= C.PK_OK and native.message()

@@ -47,7 +47,7 @@ local function from_text(config)
 end
 
 local function from_cache(config)
-  local good, opened = pcall(cache.open, config.data.cache_dir)
+  local good, opened = failure.pcall(cache.open, config.data.cache_dir)
   if not good then failure.usage("data.cache_dir: %s", (tostring(opened):gsub("^[^ ]*%.lua:%d+: ", ""))) end
   data.check_vocabulary(config, "the cache " .. opened.folder, opened.vocab_size)
   local tokenizer, problem = opened:tokenizer(config.data.tokenizer or nil)

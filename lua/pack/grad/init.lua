@@ -71,6 +71,8 @@ function grad.untracked(fn, ...)
   return resume(hidden, whole("untracked", fn, ...))
 end
 
+dispatch.untracked = grad.untracked
+
 local function check_result(result)
   if not dispatch.is_tensor(result) then
     caller.raise("grad: the function returned a %s, not a tensor", type(result))

@@ -1,5 +1,6 @@
 --- Files and folders.
 local caller = require "pack.core.caller"
+local failure = require "pack.core.failure"
 local ffi = require "ffi"
 local native = require "pack.native"
 
@@ -176,7 +177,7 @@ function files.with_temporary(f)
   local pointer = ffi.new("char *[1]")
   if C.pk_directory_temporary(pointer) ~= 0 then return nil, native.message() end
   local folder = take(pointer)
-  local good, result, reason = pcall(f, folder)
+  local good, result, reason = failure.pcall(f, folder)
   for _, name in ipairs(files.list(folder) or {}) do os.remove(files.join(folder, name)) end
   C.pk_directory_remove(folder)
   if not good then return nil, tostring(result) end

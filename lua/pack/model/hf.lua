@@ -67,7 +67,7 @@ local function claim(folder)
   if kind and (kind ~= "directory" or #files.list(folder) > 0) then
     failure.usage("%s: is there and not an empty folder; --output DIR chooses another", folder)
   end
-  local good, message = pcall(files.mkdir, folder)
+  local good, message = failure.pcall(files.mkdir, folder)
   if not good then failure.usage("%s", (tostring(message):gsub("^[^ ]*%.lua:%d+: ", ""))) end
 end
 

@@ -94,7 +94,7 @@ function show.tensor(value)
   local tensor = require "pack.core.tensor"
   local head = tensor.heading(value)
   if value.storage == nil then return head end
-  local good, statistics = pcall(value.statistics, value)
+  local good, statistics = require("pack.core.failure").pcall(value.statistics, value)
   if not good then -- such as a result of a program that has not run
     return ("%s, no values: %s"):format(head, (tostring(statistics):gsub("^[^ ]*:%d+: ", "")))
   end

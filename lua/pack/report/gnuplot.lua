@@ -1,6 +1,7 @@
 --- gnuplot as a child process: quoting, running a script, and its SVG made fit for a page.
 --
 -- gnuplot is optional: without it the functions return nil and the reason. PACKLUA_GNUPLOT names the program.
+local failure = require "pack.core.failure"
 local files = require "pack.io.files"
 local process = require "pack.io.process"
 local utf8 = require "pack.io.utf8"
@@ -59,7 +60,7 @@ end
 
 -- The program with a script as a process, or nil and why it cannot be started.
 local function start(program, script, log)
-  local good, started = pcall(process.start, {command = {program, "-d", script}, log = log})
+  local good, started = failure.pcall(process.start, {command = {program, "-d", script}, log = log})
   if good then return started end
   return nil, ("%s is not there (Debian: gnuplot-nox; PACKLUA_GNUPLOT names another one)"):format(program)
 end

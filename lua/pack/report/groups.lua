@@ -1,4 +1,5 @@
 --- What runs have in common and what differs: settings, groups over seeds, means, tables over N and topology.
+local failure = require "pack.core.failure"
 local json = require "pack.io.json"
 local schema = require "pack.config.schema"
 local statistics = require "pack.measure.statistics"
@@ -158,7 +159,7 @@ end
 -- is not one by name.
 function report_groups.spectral_gap(run)
   local settings = run.config.decentralized or {}
-  local good, gap = pcall(function()
+  local good, gap = failure.pcall(function()
     local function option(x) return type(x) == "number" and x or nil end
     return topology.create(settings.topology, settings.num_models, {seed = run.config.runtime.seed,
       group = option(settings.group), period = option(settings.period)}):spectral_gap()

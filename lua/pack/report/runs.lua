@@ -139,7 +139,7 @@ end
 
 -- The run in a folder; or nil, its name and why it cannot be read.
 local function read_or_explain(folder)
-  local good, found = pcall(report_runs.read, folder)
+  local good, found = failure.pcall(report_runs.read, folder)
   if good then return found end
   if not failure.is(found) then error(found, 0) end
   return nil, {name = files.basename(folder), reason = found.message}

@@ -97,7 +97,7 @@ end
 
 -- The schedule of the run in a folder; nil if its resolved.json is not there.
 local function schedule_of(folder)
-  local good, resolved = pcall(config.load, files.join(folder, "resolved.json"), {})
+  local good, resolved = failure.pcall(config.load, files.join(folder, "resolved.json"), {})
   return good and schedule.create(resolved) or nil
 end
 
@@ -134,7 +134,7 @@ end
 --- Opens a state and checks its checksum and what it says of itself: an object with path, info (see
 -- checkpoint.metadata) and file. Returns nil and a message that names the file when it is damaged or no state.
 function checkpoint.open(path)
-  local good, file = pcall(safetensors.open, path)
+  local good, file = failure.pcall(safetensors.open, path)
   if not good then return nil, without_place(file) end
   local info, message = state_info.read(file)
   if not info then

@@ -1,8 +1,9 @@
 --- What a training state says of itself, checked when it is opened: its fields, its configuration, that they agree,
 -- and that the tensors are those of the model.
 local config = require "pack.config"
+local failure = require "pack.core.failure"
 local json = require "pack.io.json"
-local llama = require "pack.model.llama"
+local architectures = require "pack.model.architectures"
 local C = require("pack.native").C
 local schedule = require "pack.train.schedule"
 local schema = require "pack.config.schema"
@@ -94,7 +95,7 @@ end
 
 local function tensors_problem(file, info, resolved)
   for _, prefix in ipairs {"parameters/", "exp_avg/", "exp_avg_sq/"} do
-    for _, parameter in ipairs(llama.parameter_list(resolved.model)) do
+    for _, parameter in ipairs(architectures.of(resolved.model).parameter_list(resolved.model)) do
       local problem = tensor_problem(file, prefix .. parameter[1], {F32 = true}, {info.num_models, unpack(parameter[2])})
       if problem then return problem end
     end
@@ -118,10 +119,10 @@ end
 local function read_config(file)
   local saved, message = decode(file, "config")
   if not saved then return nil, message end
-  local good, resolved = pcall(config.resolve, {table = saved, source = "its configuration"})
+  local good, resolved = failure.pcall(config.resolve, {table = saved, source = "its configuration"})
   if not good then return nil, without_place(resolved) end
   local course
-  good, course = pcall(schedule.create, resolved)
+  good, course = failure.pcall(schedule.create, resolved)
   if not good then return nil, "its configuration: " .. without_place(course) end
   return resolved, course
 end

@@ -28,7 +28,7 @@ end
 
 -- Calls f, and raises what it raises as a failure of the given exit code, without a place in the library.
 local function guarded(exit, f, ...)
-  local good, result = pcall(f, ...)
+  local good, result = failure.pcall(f, ...)
   if good then return result end
   if failure.is(result) then error(result, 0) end
   failure.raise(exit, without_place(result))
@@ -207,7 +207,7 @@ end
 
 -- The tokenizer of a cache: the given one, if it is the cache's, or the recorded one; nil and why there is none.
 local function cache_tokenizer(folder, spec)
-  local good, opened = pcall(cache.open, folder)
+  local good, opened = failure.pcall(cache.open, folder)
   if not good and spec then return tokenizers.open(spec) end
   if not good then return nil, without_place(opened) end
   local made, problem = opened:tokenizer(spec)

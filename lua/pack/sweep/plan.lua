@@ -150,7 +150,7 @@ function plan.runs(path, settings, axes, options)
       values[pair.key] = pair.value
     end
     local name = run_name(pairs_of, short, index)
-    local good, resolved = pcall(config.load, path, own)
+    local good, resolved = failure.pcall(config.load, path, own)
     if not good then
       if not failure.is(resolved) then error(resolved, 0) end
       failure.usage("%s: %s", name, resolved.message)

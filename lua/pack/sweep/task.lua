@@ -63,7 +63,7 @@ local resolved_at_start = {["runtime.amp"] = true, ["runtime.attention"] = true}
 function Task:check()
   local path = files.join(self.folder, "resolved.json")
   if not files.exists(path) then return end
-  local good, saved = pcall(config.load, path, {})
+  local good, saved = failure.pcall(config.load, path, {})
   if not good then
     failure.usage("%s\nwithout the folder %s the run begins again", tostring(saved), self.folder)
   end

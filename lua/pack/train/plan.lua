@@ -65,7 +65,7 @@ function plan.with_workers(path, settings, workers)
   local changed = {unpack(settings)}
   changed[#changed + 1] = "decentralized.num_models=" .. workers
   changed[#changed + 1] = ("training.micro_batch_size=%d"):format(rows / workers)
-  local good, config = pcall(config_module.load, path, changed)
+  local good, config = failure.pcall(config_module.load, path, changed)
   return good and config or nil
 end
 
