@@ -203,7 +203,8 @@ describe("The recipes of finished weights", function()
       evaluate = "--per-worker", export = "--dtype f32|bf16", generate = "--top-p P", smoke = "(default configs/smoke-20m.lua)",
     }
     for recipe, text in pairs(shown) do
-      local code, out, err = support.run("packlua -e 'package.preload[\"pack.core.context\"] = function() error(\"a context was made\") end' "
+      local forbidden = 'package.preload["pack.core.context"] = function() error("a context was made") end'
+      local code, out, err = support.run("packlua -e '" .. forbidden .. "' "
         .. ("recipes/%s.lua --help"):format(recipe))
       assert.equal("", err)
       assert.equal(0, code)

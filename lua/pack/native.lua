@@ -5,7 +5,8 @@ local ffi = require "ffi"
 -- of its dtype are for pack.tensor, which gives numbers and the dtype's name.
 local function for_lua(declarations)
   return (declarations:gsub("typedef struct pk_tensor (%b{}) pk_tensor;", function(fields)
-    fields = fields:gsub("int64_t (%l+)", "const int64_t raw_%1"):gsub("int32_t", "const int32_t"):gsub("int32_t dtype", "int32_t raw_dtype"):gsub("%*(%l+;)", "*const %1")
+    fields = fields:gsub("int64_t (%l+)", "const int64_t raw_%1"):gsub("int32_t", "const int32_t")
+    fields = fields:gsub("int32_t dtype", "int32_t raw_dtype"):gsub("%*(%l+;)", "*const %1")
     return "typedef struct pk_tensor " .. fields .. " pk_tensor;"
   end))
 end

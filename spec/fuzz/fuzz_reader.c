@@ -7,8 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "data/reader.h"
 #include "base/utf8.h"
+#include "data/reader.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 

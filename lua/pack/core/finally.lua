@@ -5,6 +5,7 @@ debug.getregistry()["pack.finally"] = record -- host/call.c reads it
 
 local HIGHEST = 5 -- handlers, error and rethrow are that near
 
+--- Raises an error that an xpcall with keep has just caught, as if it had not been: finally.raise.
 function record.rethrow(problem)
   error(problem, 0) -- and no tail call, as it is looked for
 end

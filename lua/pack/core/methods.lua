@@ -29,33 +29,45 @@ local function attributes_of(name, ...)
   return given, list
 end
 
--- A method that takes the list attribute of its operation as numbers one after the other.
-local function with_list(operation, list_name)
-  return function(self, ...)
-    local given, list = attributes_of(operation, ...)
-    if list then given[list_name] = list end
-    return ops[operation](self, given)
-  end
+-- Runs an operation whose list attribute is given as numbers one after the other.
+local function run(self, operation, list_name, ...)
+  local given, list = attributes_of(operation, ...)
+  if list then given[list_name] = list end
+  return ops[operation](self, given)
 end
 
 --- The same elements in another shape: t:reshape(2, -1), where one extent may be -1 for what is left.
-methods.reshape = with_list("reshape", "shape")
+function methods:reshape(...)
+  return run(self, "reshape", "shape", ...)
+end
 
 --- Repeated to a shape by broadcasting: t:expand(8, 3).
-methods.expand = with_list("expand", "shape")
+function methods:expand(...)
+  return run(self, "expand", "shape", ...)
+end
 
 --- The sum over axes, over all without any: t:sum(), t:sum(-1), t:sum(0, 2, {keep = true}).
-methods.sum = with_list("sum", "axes")
+function methods:sum(...)
+  return run(self, "sum", "axes", ...)
+end
 
 --- The mean over axes: t:mean(0).
-methods.mean = with_list("mean", "axes")
+function methods:mean(...)
+  return run(self, "mean", "axes", ...)
+end
 
 --- The largest value over axes: t:max(-1).
-methods.max = with_list("maximum", "axes")
+function methods:max(...)
+  return run(self, "maximum", "axes", ...)
+end
+
+--- The same by the operation's name.
 methods.maximum = methods.max
 
 --- Dimension i of the result is dimension axes[i] of this one: t:permute(1, 0, 2).
-methods.permute = with_list("transpose", "permutation")
+function methods:permute(...)
+  return run(self, "transpose", "permutation", ...)
+end
 
 --- Two axes exchanged, t:transpose(0, 1); a table is the whole permutation, as in ops.transpose.
 function methods:transpose(a, b)

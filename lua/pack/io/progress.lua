@@ -66,8 +66,9 @@ local function width_of_terminal()
 end
 
 --- A progress display on standard output. options: total; unit ("step"); start (0: what is done
--- before); every (1: a plain line comes every so many, besides the first and the last); log, a run (lua/pack/run/folder.lua), which gets the plain
--- lines, on a terminal only into its file. For tests: stream, terminal, width (a function), clock.
+-- before); every (1: a plain line comes every so many, besides the first and the last); log, a run
+-- (lua/pack/run/folder.lua), which gets the plain lines, on a terminal only into its file. For
+-- tests: stream, terminal, width (a function), clock.
 function progress.create(options)
   local self = setmetatable({}, Bar)
   self.total, self.unit = options.total, options.unit or "step"
