@@ -2,7 +2,6 @@
 -- takes steps and evaluates. A recipe owns the loop; see recipes/train.lua.
 local configs = require "pack.config"
 local data = require "pack.data"
-local ffi = require "ffi"
 local interrupt = require "pack.interrupt"
 local llama = require "pack.llama"
 local loader = require "pack.loader"
@@ -99,8 +98,8 @@ function Trainer:allocate_batch()
   for micro = 1, self.accumulation do
     self.tokens[micro], self.targets[micro] = device_batch(), device_batch()
   end
-  self.host_tokens = ffi.new("int32_t[?]", self.accumulation * self.micro_elements)
-  self.host_targets = ffi.new("int32_t[?]", self.accumulation * self.micro_elements)
+  self.host_tokens = native.array("int32_t[?]", self.accumulation * self.micro_elements)
+  self.host_targets = native.array("int32_t[?]", self.accumulation * self.micro_elements)
 end
 
 -- W' = gamma W + (1 - gamma) I for the coming mixing; I when this step does not mix.
