@@ -20,6 +20,7 @@ local function keep(seed)
   file:close()
 end
 
+io.stdout:setvbuf "line"
 local failures, statements = 0, 0
 for seed = given.seed, given.seed + given.programs - 1 do
   if given.keep then keep(seed) end

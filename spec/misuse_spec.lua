@@ -298,6 +298,31 @@ describe("what is no tensor, array, context or shape", function()
   end)
 end)
 
+describe("an array of the FFI", function()
+  support.watch()
+
+  it("is refused where it is larger than the FFI makes them, also by compiled code", function()
+    local own = context.create {forecast = true}
+    local large = tensor.zeros({2 ^ 16, 2 ^ 14}, "f32", {context = own})
+    for _ = 1, 100 do -- until the calls are compiled
+      tensor.arange(3)
+      tensor.zeros({3}):read_numbers()
+      tensor.zeros({3}):read()
+    end
+    refused("an array of 1073741824 elements of 8 bytes: 2 GiB is the most", large.read_numbers, large)
+    refused("an array of 1073741824 elements of 4 bytes: 2 GiB is the most", large.read, large)
+    refused("2 GiB is the most", tensor.arange, 2 ^ 53)
+    refused("2 GiB is the most", tensor.read_all, {large})
+    refused("a count of 0.5", tensor.arange, 0.5)
+    refused("the count is missing", tensor.arange)
+    refused("totable: [1099511627776, 0] is too large for tables", large.totable,
+      tensor.zeros {2 ^ 40, 0})
+    refused("entry 1 is a nil", tensor.read_all, {nil, tensor.zeros {1}})
+    large:free()
+    own:close()
+  end)
+end)
+
 describe("a worker's view of a packed model", function()
   support.watch()
 

@@ -111,6 +111,26 @@ describe("recomputation", function()
     assert.equal(2, plans.products.recomputed)
   end)
 
+  it("keeps apart what it makes again of one operation at two times", function()
+    local x, weight = tensor.normal({5, 5, 1}, 1, {dtype = "f32"}), tensor.normal({5, 1}, 2, {dtype = "f32"})
+    local outside, large = tensor.zeros({5, 1}, "f32"), tensor.zeros({5, 30}, "f32")
+    local function fn()
+      local y, rstd = ops.rmsnorm(x, weight, {eps = 0.125})
+      ops.copy(ops.slice(ops.fill {shape = {5, 2}, value = 1}, {axis = 1, count = 1}), {out = outside})
+      local z = ops.rmsnorm(y, weight, {eps = 0.125})
+      for k = 1, 7 do ops.copy(ops.fill {shape = {5, 30}, value = k}, {out = large}) end
+      local a = ops.log(rstd)
+      local b = ops.sum(z, {axes = {1, 2}})
+      return ops.exp(a), b, ops.affine(b, {scale = 2})
+    end
+    local expected = {fn()}
+    local one = program.record(fn, {}, nil, {recompute = "cheap"})
+    one:run()
+    assert.equal(3, one:memory().recomputed)
+    for i, result in ipairs(expected) do assert.is_true(numbers.bytes(result) == numbers.bytes(one.results[i]), i) end
+    one:free()
+  end)
+
   it("does not run a product again whose input was overwritten", function()
     local plans = waiting(function(kept)
       local weight = ops.affine(kept, {scale = 3})

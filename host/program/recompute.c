@@ -364,7 +364,15 @@ static pk_status make_list(pass *self) {
   return status;
 }
 
+/* Gives the shares back, and the numbers: those of copies in the list, of which a record knows the
+ * last one only, too. */
 static void forget(pass *self) {
+  for (int64_t i = 0; i < self->list->count; i++) {
+    for (int t = 0; t < PK_RECORDED_TENSORS; t++) {
+      pk_storage *storage = self->list->entries[i]->tensors[t].storage;
+      if (storage) storage->span = -1;
+    }
+  }
   for (int64_t r = 0; r < self->n_records; r++) {
     self->records[r].storage->span = -1;
     pk_storage_release(self->records[r].storage);

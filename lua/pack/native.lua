@@ -25,6 +25,17 @@ if host_version ~= own_version then
     :format(own_version, host_version), 0)
 end
 
+local MOST_BYTES = 2 ^ 31 - 1 -- the FFI's; compiled code does not look, and takes too little
+
+--- A C array of count elements of a type such as "double[?]". Errors: a count that is no whole number, or 2 GiB and more.
+function native.array(type, count)
+  local bytes = ffi.sizeof(type, 1)
+  if not (count >= 0 and count % 1 == 0 and count * bytes <= MOST_BYTES) then
+    error(("an array of %.17g elements of %d bytes: 2 GiB is the most; take the values in parts"):format(count, bytes), 2)
+  end
+  return ffi.new(type, count)
+end
+
 --- The message of the last failed call.
 function native.message()
   return ffi.string(ffi.C.pk_error_message())

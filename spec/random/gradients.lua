@@ -93,10 +93,12 @@ function gradients.grad(b, gene)
   local body, returned, rough = inside(b, leaves, gene.children, returns, true)
   local options, destinations = {}, {}
   if into then
-    b.arenas.into = b.arenas.into or {name = b:name "q", size = 0, kind = "F", seed = b:draw(1, 9999), columns = {}}
+    -- One of its own: what a gradient reads again must not be in an arena that it writes to.
+    local arena = {name = b:name "q", size = 0, kind = "F", seed = b:draw(1, 9999), columns = {}}
     for i, leaf in ipairs(leaves) do
       if #leaf.shape > 0 and leaf.shape[1] == b.sizes.N and b.sizes.N > 0 then
-        destinations[i] = b:column(b.arenas.into, leaf.shape)
+        destinations[i] = b:column(arena, leaf.shape)
+        b.arenas[arena.name] = arena
       else
         destinations[i] = b:leaf(leaf.shape, "F", -1, 1, true)
       end

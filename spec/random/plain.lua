@@ -38,7 +38,7 @@ end
 
 -- A variable to combine x with.
 local function partner(b, x, lo, hi)
-  if #x.shape == 2 and not lo and not x.tracked and b:chance(4) then return own_part(b, x) end
+  if #x.shape == 2 and builder.numel(x.shape) > 0 and not lo and not x.tracked and b:chance(4) then return own_part(b, x) end
   if b:chance(3) then
     local found = any_float(b, function(one)
       return broadcast(one.shape, x.shape) and (not lo or one.store.lo >= lo) and (not hi or one.store.hi <= hi)

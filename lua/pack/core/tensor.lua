@@ -39,6 +39,12 @@ local array_types = {
 
 local F64, F32 = 0, 1
 
+-- An array of count elements of a dtype, of one for none.
+local function new_array(dtype, count)
+  local good, array = pcall(native.array, array_types[dtype], math.max(count, 1))
+  return good and array or caller.raise("%s", array)
+end
+
 --- Whether a value is a tensor.
 tensor.is = is_tensor
 
@@ -151,15 +157,20 @@ end
 function tensor.from(value, dtype, options)
   local shape, numel = shape_of(value, {}, 1), 1
   for d = 1, #shape do numel = numel * shape[d] end
-  local numbers = array_types[F64](math.max(numel, 1))
+  local numbers = new_array(F64, numel)
   flatten(value, shape, 1, numbers, 0)
   return tensor.zeros(shape, dtype, options):write_numbers(numbers)
 end
 
 --- The numbers first, first + step, ..., count of them. dtype and options as zeros.
 function tensor.arange(count, first, step, dtype, options)
+  if count == nil then caller.raise "arange: the count is missing" end
   first, step = first or 0, step or 1
-  local numbers = array_types[F64](math.max(count, 1))
+  for name, value in pairs {count = count, first = first, step = step} do
+    if type(value) ~= "number" then caller.raise("arange: %s is a %s, not a number", name, type(value)) end
+  end
+  if not (count >= 0 and count % 1 == 0) then caller.raise("arange: a count of %s", tostring(count)) end
+  local numbers = new_array(F64, count)
   for i = 0, count - 1 do numbers[i] = first + step * i end
   return tensor.zeros({count}, dtype, options):write_numbers(numbers)
 end
@@ -225,7 +236,7 @@ end
 -- It may hold NaNs that Lua cannot take as numbers; t:read_numbers() has plain ones.
 function methods:read(data, bytes)
   local size = bytes_of(self)
-  data = data or array_types[self.raw_dtype](math.max(self.numel, 1))
+  data = data or new_array(self.raw_dtype, self.numel)
   check_array("read", data, bytes or size)
   check_ok(C.pk_tensor_read(self, data, bytes or size))
   return data
@@ -245,7 +256,7 @@ end
 --- The elements as doubles in a new C array, whatever the dtype; and their number.
 function methods:read_numbers()
   local numel = self.numel
-  local values = array_types[F64](math.max(numel, 1))
+  local values = new_array(F64, numel)
   check_ok(C.pk_tensor_read_numbers(self, values))
   return values, numel
 end
@@ -255,9 +266,10 @@ end
 function tensor.read_all(tensors, arrays)
   local pointers, places = ffi.new("const pk_tensor *[?]", #tensors), ffi.new("double *[?]", #tensors)
   arrays = arrays or {}
-  for i, one in ipairs(tensors) do
+  for i = 1, #tensors do
+    local one = tensors[i]
     if not is_tensor(one) then caller.raise("read_all: entry %d is a %s, not a tensor", i, type(one)) end
-    arrays[i] = arrays[i] or array_types[F64](math.max(one.numel, 1))
+    arrays[i] = arrays[i] or new_array(F64, one.numel)
     check_array("read_all", arrays[i], 8 * one.numel)
     pointers[i - 1], places[i - 1] = one, arrays[i]
   end
@@ -284,7 +296,12 @@ end
 
 --- The values as tables nested as deep as the rank; a number for rank 0.
 function methods:totable()
-  return (nest(self:read_numbers(), self:sizes(), 1, 0))
+  local values, shape, tables = self:read_numbers(), self:sizes(), 1
+  for d = 1, #shape do -- a tensor without elements may still be many empty tables
+    tables = tables * shape[d]
+    if tables >= 2 ^ 28 then caller.raise("totable: [%s] is too large for tables", table.concat(shape, ", ")) end
+  end
+  return (nest(values, shape, 1, 0))
 end
 
 --- The value of a tensor with one element.

@@ -52,7 +52,7 @@ function Stream:read_array(first, count)
   if first < 0 or count < 0 or first + count > self.count then
     caller.raise("tokens %d .. %d of a split of %d", first, first + count - 1, self.count)
   end
-  local ids = ffi.new("int32_t[?]", math.max(count, 1))
+  local ids = native.array("int32_t[?]", math.max(count, 1))
   check(C.pk_tokens_read(opened(self), first, count, ids))
   return ids
 end

@@ -143,7 +143,7 @@ end
 function Validation:each()
   local tensor = require "pack.core.tensor"
   local size = self.batch_size * self.length
-  local host_tokens, host_targets = ffi.new("int32_t[?]", size), ffi.new("int32_t[?]", size)
+  local host_tokens, host_targets = native.array("int32_t[?]", size), native.array("int32_t[?]", size)
   local rows, tokens, targets = 0, nil, nil
   local function allocate(wanted)
     if tokens then tokens:free(); targets:free() end

@@ -1,7 +1,6 @@
 --- What a run trains on: a token cache, or text files that are read into memory.
 local cache = require "pack.data.cache"
 local failure = require "pack.core.failure"
-local ffi = require "ffi"
 local native = require "pack.native"
 local text = require "pack.data.text"
 local tokenizers = require "pack.data.tokenizer"
@@ -83,7 +82,7 @@ end
 -- vocabulary, all equally likely, enough for one batch, over which the loader then goes again and again.
 function data.synthetic(config)
   local count, vocabulary = config.training.batch_tokens + 1, config.model.vocab_size
-  local numbers, ids = ffi.new("double[?]", count), ffi.new("uint32_t[?]", count)
+  local numbers, ids = native.array("double[?]", count), native.array("uint32_t[?]", count)
   native.C.pk_random_uniform(config.data.shuffle_seed, "synthetic tokens", 0, count, numbers)
   for i = 0, count - 1 do ids[i] = math.floor(numbers[i] * vocabulary) end
   return {

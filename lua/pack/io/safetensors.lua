@@ -144,10 +144,10 @@ end
 function File:elements(entry, dtype, first, count)
   if not self.handle then caller.raise("%s: the file is closed", self.path) end
   local size = entry.numel > 0 and entry.bytes / entry.numel or 0
-  local raw = ffi.new("uint8_t[?]", math.max(1, count * size))
+  local raw = native.array("uint8_t[?]", math.max(1, count * size))
   check(C.pk_safetensors_read_part(self.handle, entry.index, first * size, raw, count * size))
   if entry.dtype == file_dtypes[dtype] then return raw end
-  local converted = ffi.new("uint8_t[?]", math.max(1, count * dtype_size(dtype)))
+  local converted = native.array("uint8_t[?]", math.max(1, count * dtype_size(dtype)))
   check(C.pk_convert(tensor.dtypes[dtype], converted, entry.dtype, raw, count),
     ("%s: tensor '%s' %s"):format(self.path, entry.name, entry.dtype))
   return converted
@@ -156,7 +156,7 @@ end
 --- count elements of an entry from element `first` on, as a C array of doubles. Every NaN is the plain one:
 -- as a Lua number, one with bits of the file's choosing would be an object of any type at any address.
 function File:doubles(entry, first, count)
-  local values = ffi.new("double[?]", math.max(1, count))
+  local values = native.array("double[?]", math.max(1, count))
   ffi.copy(values, self:elements(entry, "f64", first, count), count * 8)
   C.pk_numbers_plain(values, count)
   return values
@@ -269,7 +269,7 @@ end
 local function write_part(part, _, count, writer, path, item)
   local own, values = part.dtype, part:read()
   if own ~= item.dtype then
-    local converted = ffi.new("uint8_t[?]", count * dtype_size(item.dtype))
+    local converted = native.array("uint8_t[?]", count * dtype_size(item.dtype))
     check(C.pk_convert(tensor.dtypes[item.dtype], converted, file_dtypes[own], values, count),
       ("%s: tensor '%s'"):format(path, item.name))
     values = converted

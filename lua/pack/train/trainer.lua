@@ -2,7 +2,6 @@
 -- takes steps and evaluates. A recipe owns the loop; see recipes/train.lua.
 local configs = require "pack.config"
 local data = require "pack.data.source"
-local ffi = require "ffi"
 local interrupt = require "pack.core.interrupt"
 local loader = require "pack.data.loader"
 local native = require "pack.native"
@@ -100,8 +99,8 @@ function Trainer:allocate_batch()
   end
   self.tokens, self.targets = device_batch(), device_batch()
   if self.accumulation > 1 then self.losses, self.counts = sums(self.model.dtype), sums("f64") end
-  self.host_tokens = ffi.new("int32_t[?]", self.accumulation * self.micro_elements)
-  self.host_targets = ffi.new("int32_t[?]", self.accumulation * self.micro_elements)
+  self.host_tokens = native.array("int32_t[?]", self.accumulation * self.micro_elements)
+  self.host_targets = native.array("int32_t[?]", self.accumulation * self.micro_elements)
 end
 
 -- W' = gamma W + (1 - gamma) I for the coming mixing; I when this step does not mix.
