@@ -89,8 +89,9 @@ local function check_states(folder)
   end
 end
 
--- A run goes on from its newest state, or begins anew where nothing was saved.
+-- A run goes on from its newest state, unless its result is there or nothing was saved.
 local function resume(folder)
+  if files.exists(folder .. "/out/result.json") then return "true" end
   if checkpoint.list(folder .. "/out")[1] then return "packlua recipes/resume.lua out" end
 end
 
