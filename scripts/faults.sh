@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 build=build options=()
 while [[ $# != 0 ]]; do
   case $1 in
-    --sample) options+=(--points 8) ;;
+    --sample) options+=(--points 16) ;;
     --build)
       build=$2
       shift
