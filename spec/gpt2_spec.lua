@@ -282,7 +282,7 @@ describe("recipes of a gpt2 model", function()
   end)
 
   it("refuse to go on as another architecture, and to open its weights as one", function()
-    local code, _, err = recipe("resume.lua %s/made/run --set model.architecture=llama", folder)
+    local code, _, err = recipe("resume.lua %s/made/run --allow-recipe --set model.architecture=llama", folder)
     assert.equal(2, code)
     local words = "model.architecture = gpt2, and a resumed run must keep it; llama is wanted"
     assert.is_truthy(err:find(words, 1, true), err)

@@ -381,7 +381,7 @@ describe("the prompt", function()
         .. "local pack = require \"pack\"; local none = pack.version; ffi = require \"ffi\"; "
         .. "ffi.C.setrlimit(7, ffi.new(\"unsigned long[2]\", 3, 3)); print(pack.extra)'"):format(home))
       assert.equal(1, code)
-      assert.is_truthy(err:find("cannot load module 'pack.native': cannot open ", 1, true), err)
+      assert.is_truthy(err:find("cannot load module 'pack.core.dispatch': cannot open ", 1, true), err)
       assert.is_truthy(err:find("Too many open files", 1, true), err)
     end)
 

@@ -24,6 +24,7 @@ pack.modules = {
   arena = "pack.model.arena",
   generate = "pack.model.generate",
   hf = "pack.model.hf",
+  llama = "pack.model.llama",
   packed = "pack.model.packed",
   -- data
   cache = "pack.data.cache",
@@ -59,6 +60,7 @@ pack.modules = {
   process = "pack.io.process",
   progress = "pack.io.progress",
   safetensors = "pack.io.safetensors",
+  utf8 = "pack.io.utf8",
   -- measurements and studies
   benchmark = "pack.benchmark",
   ceiling = "pack.measure.ceiling",

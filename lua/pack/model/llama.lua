@@ -157,4 +157,9 @@ function llama.hf_config(model)
   }
 end
 
+--- A packed Llama model with zeroed parameters; config and options as of packed.create.
+function llama.create(config, options)
+  return require("pack.model.packed").create(config, options)
+end
+
 return llama
