@@ -122,8 +122,8 @@ disturb_prompt() {
 # --- the runs ---
 
 if ((times * 2 / 3 > 0)); then
-  # A run is ended up to five times, each time by one of seven.
-  scripts/kill_resume.sh $((times * 14 / 15 + 1)) "$program" "${signals[@]}" > "$folder/printed" ||
+  # A run meets about three signals, each one of seven, before it is done.
+  scripts/kill_resume.sh $((times * 14 / 9 + 1)) "$program" "${signals[@]}" > "$folder/printed" ||
     die "training"
   tail -n ${#signals[@]} "$folder/printed"
 fi
