@@ -7,7 +7,7 @@
 #include "step_numbers.h"
 #include "train.h"
 
-enum { MOST_BLOCKS = 132 * 16, MOST_SHARED = 64 << 10 };
+enum { THREADS = 128, MOST_BLOCKS = 132 * 16, MOST_SHARED = 64 << 10 };
 
 // Hyperparameters as host/cpu/adamw.h has them: combined in f64, rounded to T once.
 template <class T> struct Adamw {
@@ -94,13 +94,18 @@ adapted(const pk_step_job &job, const Adamw<T> &a, bool decays, T factor, int64_
   return x;
 }
 
-// Notes that a worker's results are not all finite: of several workers the first is named. The
-// thread that finds something first notes the step.
-static __device__ void note_found(const pk_step_job &job, int64_t worker) {
-  int32_t *at = job.guard.at + GUARD_FOUND * job.guard.stride,
-          own = static_cast<int32_t>(worker) + 1;
+// Notes the first worker of whom v or x is not finite in the columns from `column` on. The thread
+// that finds something first notes the step.
+template <class T, int width>
+static __device__ void note_found(const T *x, int64_t x_stride, const T *v, int64_t v_stride,
+                                  int workers, int32_t *guard, int64_t guard_stride, int32_t step) {
+  int32_t own = 0; // 1 + the worker
+  for (int i = workers - 1; i >= 0; i--)
+    for (int c = 0; c < width; c++)
+      if (!isfinite(x[i * x_stride + c]) || !isfinite(v[i * v_stride + c])) own = i + 1;
+  int32_t *at = guard + GUARD_FOUND * guard_stride;
   int32_t before = atomicCAS(at, 0, own);
-  if (before == 0) job.guard.at[GUARD_STEP * job.guard.stride] = step_of(job.scalars);
+  if (before == 0) guard[GUARD_STEP * guard_stride] = step;
   while (before != 0 && own < before) {
     int32_t seen = atomicCAS(at, before, own);
     if (seen == before) return;
@@ -108,12 +113,16 @@ static __device__ void note_found(const pk_step_job &job, int64_t worker) {
   }
 }
 
-// Whether a column is finite in all workers.
+// The mixed columns y of worker i, but its own where a column is not finite in all workers.
 template <class T, int width>
-static __device__ bool is_finite(const pk_pack<T, width> *x, int64_t workers, int c) {
-  bool finite = true;
-  for (int64_t j = 0; j < workers; j++) finite = finite && isfinite(x[j * blockDim.x].at[c]);
-  return finite;
+static __device__ pk_pack<T, width> kept_apart(const pk_pack<T, width> *x, int64_t workers,
+                                               int64_t i, pk_pack<T, width> y) {
+  for (int c = 0; c < width; c++) {
+    bool finite = true;
+    for (int64_t j = 0; j < workers; j++) finite = finite && isfinite(x[j * blockDim.x].at[c]);
+    if (!finite) y.at[c] = x[i * blockDim.x].at[c];
+  }
+  return y;
 }
 
 template <class T, int width>
@@ -139,7 +148,8 @@ static __host__ __device__ int64_t head_numbers(int64_t workers) {
 
 // Dynamic shared memory: the mixing matrix, the factor of each worker's gradient, hyperparameters,
 // then the columns [workers][threads].
-template <class T, int width> static __global__ void step(pk_step_job job) {
+template <class T, int width>
+static __global__ void __launch_bounds__(THREADS, sizeof(T) == 4 ? 6 : 5) step(pk_step_job job) {
   PK_DYNAMIC_SHARED(double, shared);
   if (job.guard.at[GUARD_STOPPED * job.guard.stride] != 0) return;
   if (!job.adapts && job.guard.at[GUARD_FOUND * job.guard.stride] != 0) return;
@@ -162,32 +172,27 @@ template <class T, int width> static __global__ void step(pk_step_job job) {
        p += stride) {
     int64_t column = p * width;
     bool decays = job.adapts && job.blocks[column / 64 * job.blocks_stride] != 0;
-    int64_t spoiled = n; // the first worker with a result that is not finite
+    bool finite = true; // what AdamW gives
     for (int64_t i = 0; i < n; i++) x[i * blockDim.x] = *place<T, width>(job.x, i, column);
     if (job.mixes_last)
-      for (int64_t i = 0; i < n && job.adapts; i++) {
-        bool finite = true;
+      for (int64_t i = 0; i < n && job.adapts; i++)
         x[i * blockDim.x] = adapted(job, hyper[0], decays, pk_to<T>(factors[i]), i, column,
                                     x[i * blockDim.x], finite);
-        if (!finite && i < spoiled) spoiled = i;
-      }
-    bool apart = spoiled < n; // then only columns that are finite in all workers are mixed
     for (int64_t i = 0; i < n; i++) {
       const double *weights =
           holds_matrix(n) ? matrix + i * n : job.mixing.at + i * job.mixing.stride;
       pk_pack<T, width> y = mixes ? mixed<T, width>(weights, x, n) : x[i * blockDim.x];
-      if (apart && mixes)
-        for (int c = 0; c < width; c++)
-          if (!is_finite<T, width>(x, n, c)) y.at[c] = x[i * blockDim.x].at[c];
-      if (job.adapts && !job.mixes_last) {
-        bool finite = true;
+      if (job.mixes_last && !finite) y = kept_apart<T, width>(x, n, i, y);
+      if (job.adapts && !job.mixes_last)
         y = adapted(job, hyper[0], decays, pk_to<T>(factors[i]), i, column, y, finite);
-        if (!finite && i < spoiled) spoiled = i;
-      }
       *place<T, width>(job.x, i, column) = y;
       if (job.bf16.at) write_bf16<T, width>(job.bf16, i, column, y);
     }
-    if (spoiled < n) note_found(job, spoiled);
+    if (!finite)
+      note_found<T, width>(static_cast<const T *>(job.x.at) + column, job.x.stride,
+                           static_cast<const T *>(job.v.at) + column, job.v.stride,
+                           static_cast<int>(n), job.guard.at, job.guard.stride,
+                           step_of(job.scalars));
   }
   if (blockIdx.x != 0 || threadIdx.x != 0) return;
   if (mixes && job.scalars.at[SCALAR_MIXES * job.scalars.stride] != 0)
@@ -198,7 +203,7 @@ template <class T, int width> static __global__ void step(pk_step_job job) {
 template <class T, int width>
 static cudaError_t launch(const pk_step_job *job, cudaStream_t stream) {
   constexpr int64_t each = width * static_cast<int64_t>(sizeof(T));
-  int64_t threads = 128;
+  int64_t threads = THREADS;
   while (threads > 32 && job->workers * threads * each > MOST_SHARED) threads /= 2;
   int64_t blocks = (job->columns / width + threads - 1) / threads;
   if (blocks > MOST_BLOCKS) blocks = MOST_BLOCKS;
