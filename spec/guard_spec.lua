@@ -72,7 +72,7 @@ describe("a gradient whose square leaves the range of the second moment", functi
     one:step()
     function one:compute()
       local losses, counts = getmetatable(self).compute(self)
-      put(self.optimizer.gradients.tensor, 2, 5, value * counts[1]:item())
+      put(self.optimizer.gradients.tensor, 2, 5, value * counts[0]:item())
       return losses, counts
     end
     return one

@@ -136,7 +136,7 @@ describe("recipes/resume.lua", function()
         trainer.create = function(...)
           local one = create(...)
           local compute = one.compute
-          function one:compute() ]] .. send(15) .. [[ return compute(self) end
+          function one:compute(micro) ]] .. send(15) .. [[ return compute(self, micro) end
           return one
         end"]]
       local code, _, err = support.run(train(output, "--set runtime.compile=true", during))

@@ -75,7 +75,7 @@ local function attributes_text(attributes)
   table.sort(names)
   for i, name in ipairs(names) do
     local value = attributes[name]
-    parts[i] = name .. " = " .. (name == "half" and "half" or text(value))
+    parts[i] = name .. " = " .. (name == "bf16" and "half" or text(value))
   end
   return "{" .. table.concat(parts, ", ") .. "}"
 end

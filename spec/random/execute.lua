@@ -7,7 +7,7 @@ local program = require "pack.core.program"
 local execute = {}
 
 local function bytes_of(t)
-  return ffi.string(t:read(), tonumber(t.numel * native.C.pk_dtype_size(t.dtype)))
+  return ffi.string(t:read(), tonumber(t.numel * native.C.pk_dtype_size(t.raw_dtype)))
 end
 
 local types = {f64 = ffi.typeof "const double *", f32 = ffi.typeof "const float *", i32 = ffi.typeof "const int32_t *",
@@ -44,8 +44,8 @@ end
 -- What tensors hold: a list of {name, bytes, dtype, count, text}.
 local function look(list, name, into)
   for i, t in ipairs(list) do
-    into[#into + 1] = {name = name .. " " .. i, bytes = bytes_of(t), dtype = t:dtype_name(), count = tonumber(t.numel),
-      text = t:dtype_name() .. " [" .. table.concat(t:sizes(), ", ") .. "]"}
+    into[#into + 1] = {name = name .. " " .. i, bytes = bytes_of(t), dtype = t.dtype, count = tonumber(t.numel),
+      text = t.dtype .. " [" .. table.concat(t:sizes(), ", ") .. "]"}
   end
 end
 

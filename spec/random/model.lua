@@ -133,7 +133,7 @@ local function norm(b, x)
   local weight = b:like({x.shape[1], x.shape[3]}, "F", -1, 1)
   local half_result = half(b)
   local y, rstd = norm_results(x, half_result and "H" or "F")
-  local made, scale = b:apply("rmsnorm", {x, weight}, {eps = EPS, half = half_result or nil}, {y, rstd})
+  local made, scale = b:apply("rmsnorm", {x, weight}, {eps = EPS, bf16 = half_result or nil}, {y, rstd})
   if made and not half_result then wait_for_gradient(b, "rmsnorm", {x, weight}, {scale}, {}, made) end
   if made and b.halves and not half_result and b:chance(2) then halved(b, made) end
   return made
@@ -159,7 +159,7 @@ function model.add_rmsnorm(b)
   local y, weight, half_result = b:like(x.shape, "F", -400, 400), b:like({x.shape[1], x.shape[3]}, "F", -1, 1), half(b)
   local lo, hi = x.store.lo + y.store.lo, x.store.hi + y.store.hi
   local result, rstd = norm_results({shape = x.shape, store = {lo = lo, hi = hi}}, half_result and "H" or "F")
-  b:apply("add_rmsnorm", {x, y, weight}, {eps = EPS, half = half_result or nil},
+  b:apply("add_rmsnorm", {x, y, weight}, {eps = EPS, bf16 = half_result or nil},
     {{shape = x.shape, kind = "F", lo = lo, hi = hi}, result, rstd})
 end
 
@@ -187,13 +187,13 @@ local function turn(name, times, results)
     for i = 1, name == "rope_join" and 3 or 1 do
       list[i] = i == 1 and heads(b, times, true) or b:like(list[1].shape, "F", -20, 20)
     end
-    local attributes, size, shape = {theta = 100, inverse = b:chance(3), half = half(b) or nil}, 0, {unpack(list[1].shape)}
+    local attributes, size, shape = {theta = 100, inverse = b:chance(3), bf16 = half(b) or nil}, 0, {unpack(list[1].shape)}
     for _, one in ipairs(list) do size = math.max(size, 1.5 * bound(one)) end
     shape[4] = name == "rope_split" and shape[4] / 3 or name == "rope_join" and shape[4] * 3 or shape[4]
     local made = {}
-    for i = 1, results do made[i] = {shape = shape, kind = attributes.half and "H" or "F", lo = -size, hi = size} end
+    for i = 1, results do made[i] = {shape = shape, kind = attributes.bf16 and "H" or "F", lo = -size, hi = size} end
     local one, two, three = b:apply(name, list, attributes, made, {tracked = results})
-    if one and results == 3 and b.halves and not attributes.half and b:chance(2) then
+    if one and results == 3 and b.halves and not attributes.bf16 and b:chance(2) then
       halved(b, one)
       halved(b, two)
       halved(b, three)
@@ -209,7 +209,7 @@ function model.swiglu(b)
   local gate = b:pick(function(one) return one.kind == "F" and bound(one) <= 20 end) or rows(b)
   local up = b:like(gate.shape, "F", -20, 20)
   local half_result, size = half(b), math.max(0.3, bound(gate)) * bound(up)
-  local y = b:apply("swiglu", {gate, up}, {half = half_result or nil},
+  local y = b:apply("swiglu", {gate, up}, {bf16 = half_result or nil},
     {{shape = gate.shape, kind = half_result and "H" or "F", lo = -size, hi = size}})
   if y and not half_result then wait_for_gradient(b, "swiglu", {gate, up}, {}, {}, y) end
   if y and b.halves and not half_result and b:chance(2) then halved(b, y) end
@@ -221,7 +221,7 @@ function model.swiglu_split(b)
   end) or b:leaf({b.sizes.N, b.sizes.R, 2 * b.sizes.f}, "F")
   local shape, half_result, size = {unpack(x.shape)}, half(b), math.max(0.3, bound(x)) * bound(x)
   shape[#shape] = shape[#shape] / 2
-  local y = b:apply("swiglu_split", {x}, {half = half_result or nil},
+  local y = b:apply("swiglu_split", {x}, {bf16 = half_result or nil},
     {{shape = shape, kind = half_result and "H" or "F", lo = -size, hi = size}})
   if y and not half_result then wait_for_gradient(b, "swiglu_split", {x}, {}, {}, y) end
 end

@@ -117,10 +117,10 @@ function Trainer:write_batch(micro)
   self.targets:write(self.host_targets + first)
 end
 
---- The operations of one micro-step (from 1): forward and backward, into the gradient arena, which the first one
+--- The operations of one micro-step (from 1, the default): forward and backward, into the gradient arena, which the first one
 -- overwrites. Returns loss sums and counts of valid targets per worker so far, tensors [N].
 function Trainer:compute(micro)
-  local accumulate = micro > 1
+  local accumulate = (micro or 1) > 1
   local loss, count = self.model:backward(self.tokens, self.targets, self.optimizer.gradients, accumulate)
   if self.accumulation == 1 then return loss, count end
   ops.copy(loss, {out = self.losses, accumulate = accumulate})
