@@ -77,7 +77,7 @@ specs() {
 }
 
 # halves NAME PROGRAM ARGUMENTS...: the same of all spec files, every second one in a process beside, whose output
-# comes last: where instrumented code is slow and mostly on one thread.
+# comes last: most of them use one thread.
 halves() {
   local name=$1 code=0 files=(spec/*_spec.lua) one=() other=() i beside
   shift
@@ -125,7 +125,7 @@ if [[ $# != 0 ]]; then
 fi
 
 check setup scripts/setup.sh --all -DPACKLUA_WERROR=ON || finish
-specs specs build/packlua
+halves specs build/packlua
 
 # Runs and more, ended at random moments: what they promise holds wherever that is.
 check "runs killed and resumed" scripts/kill_resume.sh 5

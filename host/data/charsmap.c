@@ -55,7 +55,7 @@ static const char *walk(trie *t) {
   size_t depth = 0;
   const char *problem = enter(t, 0);
   t->path[depth++] = (step){0, 0};
-  int *most = calloc(t->count, sizeof *most);
+  int *most = calloc((size_t)t->count + 1, sizeof *most);
   if (!most) problem = "no memory to check it";
   while (depth > 0 && !problem) {
     step *at = &t->path[depth - 1];

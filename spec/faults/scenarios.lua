@@ -25,7 +25,7 @@ local settings = "--set " .. table.concat(keys, " --set ")
 local function steps(compiled)
   return ([[packlua -e '
     local pack = require "pack"
-    local config = pack.config.load(pack.native.home() .. "/configs/tiny.lua", {"%s", "runtime.compile=%s"})
+    local config = pack.config.load(require("pack.native").home() .. "/configs/tiny.lua", {"%s", "runtime.compile=%s"})
     local data = pack.data.open(config)
     local trainer = pack.trainer.create(config, {context = pack.runtime.open(config), train = data.train,
       validation = data.validation})
