@@ -13,9 +13,9 @@ fi
 flags=(--target=aarch64-linux-gnu -fsyntax-only -std=c11 -Wall -Wextra -Wshadow -Wstrict-prototypes -Werror
   -Wno-unused-command-line-argument -ffp-contract=off -D_GNU_SOURCE= -Ihost
   -nostdlibinc -isystem "$headers" -idirafter /usr/include
-  -DPK_HAVE_DNNL=1 -DPK_HAVE_CBLAS=1 -DPK_HAVE_OPENBLAS=1 -DPK_VERSION='"0"' -DPK_REVISION='"0"'
+  -DPK_HAVE_DNNL=1 -DPK_HAVE_CBLAS=1 -DPK_HAVE_OPENBLAS=1 -DPK_CBLAS_LIBRARY='"libopenblas.so.0"' -DPK_VERSION='"0"' -DPK_REVISION='"0"'
   -DPK_DATA_FOLDER='"."' -DPK_LIBRARY_FOLDER='"."' -DPK_ISA=neon)
 for module in luajit libcjson nettle openblas libedit; do
   for flag in $(pkg-config --cflags-only-I "$module" 2> /dev/null); do flags+=(-idirafter "${flag#-I}"); done
 done
-printf '%s\n' host/*.c host/{core,cpu,data,io}/*.c | xargs -P "$(nproc)" -n 8 clang "${flags[@]}"
+printf '%s\n' host/*.c host/{base,core,program,cpu,data,io}/*.c | xargs -P "$(nproc)" -n 8 clang "${flags[@]}"
