@@ -5,7 +5,7 @@
 -- run.log           what was printed, with time result.json     the result
 -- run.lock          held by the process that writes here
 --
--- Weights and training states are there too; see pack.saver and docs/runs.md.
+-- Weights and training states are there too; see saver.lua and docs/runs.md.
 local caller = require "pack.core.caller"
 local failure = require "pack.core.failure"
 local ffi = require "ffi"
