@@ -25,6 +25,16 @@ template <class T> struct Divide : Pair<T> {
   __device__ T operator()(T a, T b) const { return a / b; }
 };
 
+template <class T> struct Minimum : Pair<T> {
+  __device__ T operator()(T a, T b) const { return a < b || a != a ? a : b; }
+};
+template <class T> struct Maximum : Pair<T> {
+  __device__ T operator()(T a, T b) const { return a > b || a != a ? a : b; }
+};
+template <class T> struct Less : Pair<T> {
+  __device__ T operator()(T a, T b) const { return a < b ? T(1) : T(0); }
+};
+
 template <class To, class From = To> struct Map {
   typedef To Y;
   typedef From A, B;
@@ -56,6 +66,19 @@ static __device__ __forceinline__ double magnitude(double x) {
   return fabs(x);
 }
 
+static __device__ __forceinline__ float nearest(float x) {
+  return rintf(x);
+}
+static __device__ __forceinline__ double nearest(double x) {
+  return rint(x);
+}
+static __device__ __forceinline__ float whole_below(float x) {
+  return floorf(x);
+}
+static __device__ __forceinline__ double whole_below(double x) {
+  return floor(x);
+}
+
 template <class T> static __device__ __forceinline__ T logistic(T x) {
   T e = exponential(-magnitude(x));
   return (x < T(0) ? e : T(1)) / (T(1) + e);
@@ -67,6 +90,18 @@ template <class T> struct Affine : Map<T> {
 };
 template <class T> struct Negate : Map<T> {
   __device__ T operator()(T x, T) const { return -x; }
+};
+template <class T> struct Abs : Map<T> {
+  __device__ T operator()(T x, T) const { return magnitude(x); }
+};
+template <class T> struct Sign : Map<T> {
+  __device__ T operator()(T x, T) const { return x > T(0) ? T(1) : x < T(0) ? T(-1) : x; }
+};
+template <class T> struct Round : Map<T> {
+  __device__ T operator()(T x, T) const { return nearest(x); }
+};
+template <class T> struct Floor : Map<T> {
+  __device__ T operator()(T x, T) const { return whole_below(x); }
 };
 template <class T> struct Exp : Map<T> {
   __device__ T operator()(T x, T) const { return exponential(x); }
@@ -204,6 +239,12 @@ static cudaError_t pair_of(pk_pair pair, void *y, const void *a, const void *b,
     return run(Subtract<T>(), y, a, b, walk, stream);
   case PK_PAIR_MULTIPLY:
     return run(Multiply<T>(), y, a, b, walk, stream);
+  case PK_PAIR_MINIMUM:
+    return run(Minimum<T>(), y, a, b, walk, stream);
+  case PK_PAIR_MAXIMUM:
+    return run(Maximum<T>(), y, a, b, walk, stream);
+  case PK_PAIR_LESS:
+    return run(Less<T>(), y, a, b, walk, stream);
   default:
     return run(Divide<T>(), y, a, b, walk, stream);
   }
@@ -220,6 +261,14 @@ static cudaError_t map_of(pk_map map, void *y, const void *x, T scale, T shift,
     return run(affine, y, x, x, walk, stream);
   case PK_MAP_NEGATE:
     return run(Negate<T>(), y, x, x, walk, stream);
+  case PK_MAP_ABS:
+    return run(Abs<T>(), y, x, x, walk, stream);
+  case PK_MAP_SIGN:
+    return run(Sign<T>(), y, x, x, walk, stream);
+  case PK_MAP_ROUND:
+    return run(Round<T>(), y, x, x, walk, stream);
+  case PK_MAP_FLOOR:
+    return run(Floor<T>(), y, x, x, walk, stream);
   case PK_MAP_EXP:
     return run(Exp<T>(), y, x, x, walk, stream);
   case PK_MAP_LOG:

@@ -11,7 +11,15 @@
 extern "C" {
 #endif
 
-typedef enum pk_pair { PK_PAIR_ADD, PK_PAIR_SUBTRACT, PK_PAIR_MULTIPLY, PK_PAIR_DIVIDE } pk_pair;
+typedef enum pk_pair {
+  PK_PAIR_ADD,
+  PK_PAIR_SUBTRACT,
+  PK_PAIR_MULTIPLY,
+  PK_PAIR_DIVIDE,
+  PK_PAIR_MINIMUM,
+  PK_PAIR_MAXIMUM,
+  PK_PAIR_LESS
+} pk_pair;
 
 /* y = a (pair) b of f32 or f64. */
 cudaError_t pk_launch_pair(pk_pair pair, int dtype, void *y, const void *a, const void *b,
@@ -20,6 +28,10 @@ cudaError_t pk_launch_pair(pk_pair pair, int dtype, void *y, const void *a, cons
 typedef enum pk_map {
   PK_MAP_AFFINE,
   PK_MAP_NEGATE,
+  PK_MAP_ABS,
+  PK_MAP_SIGN,
+  PK_MAP_ROUND,
+  PK_MAP_FLOOR,
   PK_MAP_EXP,
   PK_MAP_LOG,
   PK_MAP_SQRT,

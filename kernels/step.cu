@@ -10,18 +10,18 @@
 enum { THREADS = 128, MOST_BLOCKS = 132 * 16, MOST_SHARED = 64 << 10 };
 
 // Hyperparameters as host/cpu/adamw.h has them: combined in f64, rounded to T once.
-template <class T> struct Adamw {
-  T lr, eps, decay, beta1, rest1, beta2, rest2, inverse1, inverse2;
-};
+template <class T> struct Adamw { T eps, beta1, rest1, beta2, rest2, inverse1, inverse2; };
+
+// What a worker has of its own: the factor of its gradient, its learning rate, and 1 - rate *
+// decay.
+enum { OWN_FACTOR, OWN_RATE, OWN_DECAY, OWN_NUMBERS };
 
 template <class T> static __device__ Adamw<T> adamw_of(const pk_vector &scalars) {
   const double *at = scalars.at;
   int64_t s = scalars.stride;
-  double lr = at[SCALAR_LR * s], beta1 = at[SCALAR_BETA1 * s], beta2 = at[SCALAR_BETA2 * s];
+  double beta1 = at[SCALAR_BETA1 * s], beta2 = at[SCALAR_BETA2 * s];
   Adamw<T> a;
-  a.lr = pk_to<T>(lr);
   a.eps = pk_to<T>(at[SCALAR_EPS * s]);
-  a.decay = pk_to<T>(1 - lr * at[SCALAR_DECAY * s]);
   a.beta1 = pk_to<T>(beta1);
   a.rest1 = pk_to<T>(1 - beta1);
   a.beta2 = pk_to<T>(beta2);
@@ -72,20 +72,21 @@ mixed(const double *row, const pk_pack<T, width> *x, int64_t workers) {
 // AdamW of one worker's columns from the weights x. finite stays true if all results are.
 template <class T, int width>
 static __device__ __forceinline__ pk_pack<T, width>
-adapted(const pk_step_job &job, const Adamw<T> &a, bool decays, T factor, int64_t worker,
+adapted(const pk_step_job &job, const Adamw<T> &a, bool decays, const double *own, int64_t worker,
         int64_t column, pk_pack<T, width> x, bool &finite) {
   pk_pack<T, width> g = *place<T, width>(job.g, worker, column);
   pk_pack<T, width> *m_at = place<T, width>(job.m, worker, column),
                     *v_at = place<T, width>(job.v, worker, column);
   pk_pack<T, width> m = *m_at, v = *v_at;
-  T decay = decays ? a.decay : T(1);
+  T factor = pk_to<T>(own[OWN_FACTOR]), rate = pk_to<T>(own[OWN_RATE]);
+  T decay = decays ? pk_to<T>(own[OWN_DECAY]) : T(1);
 #pragma unroll
   for (int c = 0; c < width; c++) {
     T gradient = factor * g.at[c];
     m.at[c] = a.beta1 * m.at[c] + a.rest1 * gradient;
     v.at[c] = a.beta2 * v.at[c] + a.rest2 * gradient * gradient;
     x.at[c] =
-        decay * x.at[c] - a.lr * (m.at[c] * a.inverse1 / (root(v.at[c] * a.inverse2) + a.eps));
+        decay * x.at[c] - rate * (m.at[c] * a.inverse1 / (root(v.at[c] * a.inverse2) + a.eps));
     // A difference of equals is 0 of a finite number alone; x is not finite where m is not.
     finite = finite && (v.at[c] - v.at[c]) + (x.at[c] - x.at[c]) == T(0);
   }
@@ -103,14 +104,7 @@ static __device__ void note_found(const T *x, int64_t x_stride, const T *v, int6
   for (int i = workers - 1; i >= 0; i--)
     for (int c = 0; c < width; c++)
       if (!isfinite(x[i * x_stride + c]) || !isfinite(v[i * v_stride + c])) own = i + 1;
-  int32_t *at = guard + GUARD_FOUND * guard_stride;
-  int32_t before = atomicCAS(at, 0, own);
-  if (before == 0) guard[GUARD_STEP * guard_stride] = step;
-  while (before != 0 && own < before) {
-    int32_t seen = atomicCAS(at, before, own);
-    if (seen == before) return;
-    before = seen;
-  }
+  note_found_of(pk_guard{guard, guard_stride}, own, step);
 }
 
 // The mixed columns y of worker i, but its own where a column is not finite in all workers.
@@ -143,10 +137,10 @@ static __host__ __device__ bool holds_matrix(int64_t workers) {
 // Numbers in front of the columns in shared memory, so many that those start at 16 bytes.
 static __host__ __device__ int64_t head_numbers(int64_t workers) {
   int64_t matrix = holds_matrix(workers) ? workers * workers : 0;
-  return (matrix + workers + 1) / 2 * 2;
+  return (matrix + workers * OWN_NUMBERS + 1) / 2 * 2;
 }
 
-// Dynamic shared memory: the mixing matrix, the factor of each worker's gradient, hyperparameters,
+// Dynamic shared memory: the mixing matrix, what each worker has of its own, hyperparameters,
 // then the columns [workers][threads].
 template <class T, int width>
 static __global__ void __launch_bounds__(THREADS, sizeof(T) == 4 ? 6 : 5) step(pk_step_job job) {
@@ -154,7 +148,7 @@ static __global__ void __launch_bounds__(THREADS, sizeof(T) == 4 ? 6 : 5) step(p
   if (job.guard.at[GUARD_STOPPED * job.guard.stride] != 0) return;
   if (!job.adapts && job.guard.at[GUARD_FOUND * job.guard.stride] != 0) return;
   int64_t n = job.workers;
-  double *matrix = shared, *factors = holds_matrix(n) ? matrix + n * n : shared;
+  double *matrix = shared, *own = holds_matrix(n) ? matrix + n * n : shared;
   pk_pack<T, width> *x =
       reinterpret_cast<pk_pack<T, width> *>(shared + head_numbers(n)) + threadIdx.x;
   PK_SHARED(Adamw<T>, hyper, [1]);
@@ -162,8 +156,13 @@ static __global__ void __launch_bounds__(THREADS, sizeof(T) == 4 ? 6 : 5) step(p
   if (mixes && holds_matrix(n))
     for (int64_t i = threadIdx.x; i < n * n; i += blockDim.x)
       matrix[i] = job.mixing.at[i / n * job.mixing.stride + i % n];
-  for (int64_t i = threadIdx.x; i < n; i += blockDim.x)
-    factors[i] = job.clips ? gradient_factor(job.scale, job.norm, job.scalars, i) : 1.0;
+  for (int64_t i = threadIdx.x; i < n && job.adapts; i += blockDim.x) {
+    double rate = rate_of(job.scalars, job.rates, i);
+    own[i * OWN_NUMBERS + OWN_FACTOR] =
+        job.clips ? gradient_factor(job.scale, job.norm, job.scalars, i) : 1.0;
+    own[i * OWN_NUMBERS + OWN_RATE] = rate;
+    own[i * OWN_NUMBERS + OWN_DECAY] = 1 - rate * job.scalars.at[SCALAR_DECAY * job.scalars.stride];
+  }
   if (job.adapts && threadIdx.x == 0) hyper[0] = adamw_of<T>(job.scalars);
   __syncthreads();
   int64_t packs = job.columns / width;
@@ -176,7 +175,7 @@ static __global__ void __launch_bounds__(THREADS, sizeof(T) == 4 ? 6 : 5) step(p
     for (int64_t i = 0; i < n; i++) x[i * blockDim.x] = *place<T, width>(job.x, i, column);
     if (job.mixes_last)
       for (int64_t i = 0; i < n && job.adapts; i++)
-        x[i * blockDim.x] = adapted(job, hyper[0], decays, pk_to<T>(factors[i]), i, column,
+        x[i * blockDim.x] = adapted(job, hyper[0], decays, own + i * OWN_NUMBERS, i, column,
                                     x[i * blockDim.x], finite);
     for (int64_t i = 0; i < n; i++) {
       const double *weights =
@@ -184,7 +183,7 @@ static __global__ void __launch_bounds__(THREADS, sizeof(T) == 4 ? 6 : 5) step(p
       pk_pack<T, width> y = mixes ? mixed<T, width>(weights, x, n) : x[i * blockDim.x];
       if (job.mixes_last && !finite) y = kept_apart<T, width>(x, n, i, y);
       if (job.adapts && !job.mixes_last)
-        y = adapted(job, hyper[0], decays, pk_to<T>(factors[i]), i, column, y, finite);
+        y = adapted(job, hyper[0], decays, own + i * OWN_NUMBERS, i, column, y, finite);
       *place<T, width>(job.x, i, column) = y;
       if (job.bf16.at) write_bf16<T, width>(job.bf16, i, column, y);
     }
@@ -194,10 +193,6 @@ static __global__ void __launch_bounds__(THREADS, sizeof(T) == 4 ? 6 : 5) step(p
                            static_cast<int>(n), job.guard.at, job.guard.stride,
                            step_of(job.scalars));
   }
-  if (blockIdx.x != 0 || threadIdx.x != 0) return;
-  if (mixes && job.scalars.at[SCALAR_MIXES * job.scalars.stride] != 0)
-    job.guard.at[GUARD_MIXINGS * job.guard.stride]++;
-  if (job.adapts) job.guard.at[GUARD_UPDATES * job.guard.stride]++;
 }
 
 template <class T, int width>
@@ -207,7 +202,7 @@ static cudaError_t launch(const pk_step_job *job, cudaStream_t stream) {
   while (threads > 32 && job->workers * threads * each > MOST_SHARED) threads /= 2;
   int64_t blocks = (job->columns / width + threads - 1) / threads;
   if (blocks > MOST_BLOCKS) blocks = MOST_BLOCKS;
-  if (blocks < 1) blocks = 1; // what is counted is counted, also of nothing
+  if (blocks < 1) return cudaSuccess;
   size_t shared =
       static_cast<size_t>(head_numbers(job->workers) * 8 + job->workers * threads * each);
   return pk_launch(step<T, width>, dim3(static_cast<unsigned>(blocks)),

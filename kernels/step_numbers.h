@@ -28,8 +28,28 @@ enum {
   SCALAR_MIXES
 };
 
+// Worker i's learning rate.
+static __device__ __forceinline__ double rate_of(const pk_vector &scalars, const pk_rates &rates,
+                                                 int64_t i) {
+  return scalars.at[(rates.first + i * rates.step) * scalars.stride];
+}
+
 static __device__ __forceinline__ int32_t step_of(const pk_vector &scalars) {
   return static_cast<int32_t>(scalars.at[SCALAR_STEP * scalars.stride]);
+}
+
+// Notes in the guard that worker found - 1 has a value that is not finite, if no one before it has.
+// The thread that finds something first notes the step.
+static __device__ __forceinline__ void note_found_of(const pk_guard &guard, int32_t found,
+                                                     int32_t step) {
+  int32_t *at = guard.at + GUARD_FOUND * guard.stride;
+  int32_t before = atomicCAS(at, 0, found);
+  if (before == 0) guard.at[GUARD_STEP * guard.stride] = step;
+  while (before != 0 && found < before) {
+    int32_t seen = atomicCAS(at, before, found);
+    if (seen == before) return;
+    before = seen;
+  }
 }
 
 // Stops the run. By one thread.

@@ -149,6 +149,8 @@ static __global__ void check_finite(pk_rows loss, pk_vector norm, pk_vector scal
     stop(guard, i, step_of(scalars), reason);
     return;
   }
+  guard.at[GUARD_UPDATES * guard.stride]++;
+  if (scalars.at[SCALAR_MIXES * scalars.stride] != 0) guard.at[GUARD_MIXINGS * guard.stride]++;
 }
 
 extern "C" cudaError_t pk_launch_check_finite(pk_rows loss, int dtype, pk_vector norm,

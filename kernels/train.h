@@ -18,6 +18,12 @@ typedef struct pk_vector {
   int64_t stride;
 } pk_vector;
 
+/* Where worker i's learning rate is among the scalars: first + i * step, by which all workers may
+ * have one. */
+typedef struct pk_rates {
+  int64_t first, step;
+} pk_rates;
+
 /* i32 [8], see ops.def. */
 typedef struct pk_guard {
   int32_t *at;
@@ -29,6 +35,7 @@ typedef struct pk_step_job {
   pk_rows x, g, m, v;
   pk_rows bf16; /* copy of x in bf16, or NULL */
   pk_vector scale, norm, scalars;
+  pk_rates rates;
   pk_vector mixing;      /* [N, N]: stride between its rows */
   const int32_t *blocks; /* [D / 64] */
   int64_t blocks_stride;
@@ -68,6 +75,41 @@ cudaError_t pk_launch_check_finite(pk_rows loss, int dtype, pk_vector norm, pk_v
 cudaError_t pk_launch_clip(pk_rows g, pk_vector scale, pk_vector norm, pk_vector scalars,
                            pk_guard guard, int64_t workers, int64_t columns, int dtype,
                            cudaStream_t stream);
+
+/* m <- momentum m + g; x <- x - rate (decay x + d); m.at may be NULL. */
+typedef struct pk_sgd_job {
+  pk_rows x, g, m;
+  const int32_t *blocks; /* [D / 64] */
+  int64_t blocks_stride;
+  pk_vector scalars;
+  pk_rates rates;
+  pk_guard guard;
+  int64_t workers, columns;
+  int dtype;
+  bool nesterov;
+} pk_sgd_job;
+
+cudaError_t pk_launch_sgd(const pk_sgd_job *job, cudaStream_t stream);
+
+/* y <- own y + scale factor x; x.stride 0 where it has one row for all, factor.at may be NULL. */
+typedef struct pk_blend_job {
+  pk_rows y, x;
+  pk_vector factor;
+  pk_guard guard;
+  int64_t rows, columns;
+  int dtype;
+  double own, scale;
+} pk_blend_job;
+
+cudaError_t pk_launch_blend(const pk_blend_job *job, cudaStream_t stream);
+
+/* 1 at the count largest magnitudes of each row, the first of equal ones, else 0. */
+cudaError_t pk_launch_topk_mask(pk_rows x, pk_rows y, int64_t rows, int64_t columns, int64_t count,
+                                int dtype, cudaStream_t stream);
+
+/* Uniforms in [0, 1) for the step that the scalars are of. */
+cudaError_t pk_launch_random_columns(void *y, int64_t columns, int dtype, const uint32_t key[2],
+                                     pk_vector scalars, cudaStream_t stream);
 
 /* y = mean over workers of x [N, D]. */
 cudaError_t pk_launch_average(pk_rows x, void *y, int64_t workers, int64_t columns, int dtype,

@@ -43,7 +43,7 @@ end
 -- Seconds of each step: from its program's end to the end of the next one's, and of that before the next one.
 local function time_steps()
   local totals, outside, at, finished = {}, {}, 0, nil
-  local program = trainer:recorded().parts[1]
+  local program = trainer:recorded():parts()[1]
   assert(trainer.accumulation == 1, "a step of one micro-step is measured")
   function program:run()
     local began = C.pk_clock()

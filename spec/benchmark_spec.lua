@@ -421,13 +421,15 @@ describe("a sequential step", function()
 
   -- The bytes of the weights after some steps, and the workers' losses at each.
   local function train(config, dtype, mode)
-    local one = trainer.create(config, {context = require("pack.core.context").default(), dtype = dtype})
-    for i = 0, one.accumulation * one.micro_elements - 1 do
-      one.host_tokens[i], one.host_targets[i] = i * 7 % 257, i % 5 == 0 and -100 or i * 11 % 257
-    end
     local function nothing() end
-    one.batches = {next = nothing, close = nothing, set_cursor = nothing, cursor = function() return 0 end}
-    if mode == "sequential" then sequential.apply(one) end
+    local function next_batch(_, tokens, targets)
+      for i = 0, config.training.batch_tokens - 1 do
+        tokens[i], targets[i] = i * 7 % 257, i % 5 == 0 and -100 or i * 11 % 257
+      end
+    end
+    local one = trainer.create(config, {context = require("pack.core.context").default(), dtype = dtype,
+      compute = mode == "sequential" and sequential.compute or nil,
+      batches = {next = next_batch, close = nothing, set_cursor = nothing, cursor = function() return 0 end}})
     local losses = {}
     for t = 1, 3 do losses[t] = one:step().loss_worker end
     local weights = numbers.bytes(one.model.arena.tensor)

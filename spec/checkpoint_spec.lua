@@ -47,7 +47,7 @@ end
 
 local function free(one)
   one.batches:close()
-  one.optimizer:free()
+  one.updater:free()
   one.model:free()
   for _, list in ipairs {one.tokens, one.targets} do
     for _, t in ipairs(list.free and {list} or list) do t:free() end
@@ -58,7 +58,7 @@ end
 local function everything(one)
   local optimizer = one.optimizer
   return {numbers.bytes(one.model.arena.tensor), numbers.bytes(optimizer.exp_avg.tensor),
-    numbers.bytes(optimizer.exp_avg_sq.tensor), numbers.bytes(optimizer.guard), one.batches:cursor(),
+    numbers.bytes(optimizer.exp_avg_sq.tensor), numbers.bytes(one.updater.guard), one.batches:cursor(),
     one.step_number, one.mixings}
 end
 

@@ -180,17 +180,16 @@ describe("training gpt2 workers one after the other", function()
     it("gives the losses of packed ones, amp " .. amp, function()
       local tokens = ffi.new("uint16_t[?]", 400)
       for i = 0, 399 do tokens[i] = (i * i + 3 * i) % 13 end
-      local function create_trainer()
+      local function create_trainer(compute)
         local resolved = config_module.load("configs/tiny.lua", {"model.architecture=gpt2",
           "model.layers=1", "model.width=16", "model.heads=2", "model.ffn_width=24",
           "model.context_length=8", "training.micro_batch_size=2", "training.max_tokens=640",
           "decentralized.num_models=3", "training.batch_tokens=48", "runtime.amp=" .. amp,
           "runtime.attention=flash"})
         return trainer.create(resolved,
-          {context = context.default(), train = {tokens = tokens, count = 400}})
+          {context = context.default(), train = {tokens = tokens, count = 400}, compute = compute})
       end
-      local packed_one, alone = create_trainer(), create_trainer()
-      sequential.apply(alone)
+      local packed_one, alone = create_trainer(), create_trainer(sequential.compute)
       for _ = 1, 4 do
         local a, b = packed_one:step(), alone:step()
         for w = 1, 3 do

@@ -425,7 +425,7 @@ describe("sizes, counts and offsets", function()
     local trainer = require "pack.train.trainer"
     local one = trainer.open("configs/smoke.lua")
     local record = one:step()
-    assert_no_integers("record", {record, one:evaluate {blocks = 1}, one.optimizer:status(), one:cursor(),
+    assert_no_integers("record", {record, one:evaluate {blocks = 1}, one.updater:status(), one:cursor(),
       one.consensus_distance(one)})
     local skip = {host_tokens = true, host_targets = true}
     for name, value in pairs(one) do

@@ -1,7 +1,7 @@
--- The optimizer against AdamW, clipping and mixing written out in f64 Lua, with matched gradients.
+-- The update against AdamW, clipping and mixing written out in f64 Lua, with matched gradients.
 local ffi = require "ffi"
 local packed_model = require "pack.model.packed"
-local optim = require "pack.train.adamw"
+local updater = require "pack.train.updater"
 local tensor = require "pack.core.tensor"
 local topology = require "pack.mixing.topology"
 
@@ -16,7 +16,7 @@ local function with(changes)
   return copy
 end
 
--- A model whose worker w differs from the others, with its optimizer.
+-- A model whose worker w differs from the others, with its update.
 local function build(n, dtype, options)
   local model = packed_model.create(config, {num_models = n, dtype = dtype})
   model:initialize(3)
@@ -26,7 +26,7 @@ local function build(n, dtype, options)
     for i = 0, count - 1 do values[i] = values[i] * (1 + 0.02 * w * math.cos(i)) end
     row:write_numbers(values, count)
   end
-  return model, optim.adamw(model, with(options and options.settings), options)
+  return model, updater.create(model, with(options and options.settings), options)
 end
 
 -- Gradient of step t for worker w at named column i: any numbers, the same for every dtype.
@@ -35,9 +35,9 @@ local function gradient(t, w, i)
   return (x - math.floor(x) - 0.5) * 0.1
 end
 
-local function write_gradients(model, optimizer, t, kept)
+local function write_gradients(model, update, t, kept)
   for w = 1, model.num_models do
-    local row = optimizer.gradients.tensor[w - 1]
+    local row = update.gradients.tensor[w - 1]
     local values = ffi.new("double[?]", tonumber(row.numel))
     for _, entry in ipairs(model.layout) do
       for i = tonumber(entry.start), tonumber(entry.start + entry.numel) - 1 do
@@ -135,26 +135,26 @@ end
 
 -- Runs some steps on both sides and compares parameters, moments and norms.
 local function compare(n, dtype, bound, options)
-  local model, optimizer = build(n, dtype, options)
-  local list, s = columns(model), optimizer.settings
-  local state = {x = rows_of(model.arena), m = rows_of(optimizer.exp_avg),
-    v = rows_of(optimizer.exp_avg_sq), norm = {}}
+  local model, update = build(n, dtype, options)
+  local list, s = columns(model), update.settings
+  local state = {x = rows_of(model.arena), m = rows_of(update.optimizer.exp_avg),
+    v = rows_of(update.optimizer.exp_avg_sq), norm = {}}
   local mixer = topology.create(options.topology, n)
   for t = 1, 4 do
     local gradients = {}
-    write_gradients(model, optimizer, t, gradients)
+    write_gradients(model, update, t, gradients)
     local step = {t = t, lr = 0.01 * t, mixing = mixer:matrix(t - 1), scheme = options.scheme,
       counts = counts_of(n, options.without), losses = losses_of(n, dtype)}
-    local norms = optimizer:step(step):totable()
+    local norms = update:step(step):totable()
     reference_step(state, s, step, gradients, list)
     for w = 1, n do
       assert.is_near(state.norm[w], norms[w], bound * math.max(state.norm[w], 1e-12))
     end
   end
   assert.is_true(worst_difference(model, rows_of(model.arena), state.x, list) < bound)
-  assert.is_true(worst_difference(model, rows_of(optimizer.exp_avg), state.m, list) < bound)
-  assert.is_true(worst_difference(model, rows_of(optimizer.exp_avg_sq), state.v, list) < bound)
-  local status = optimizer:status()
+  assert.is_true(worst_difference(model, rows_of(update.optimizer.exp_avg), state.m, list) < bound)
+  assert.is_true(worst_difference(model, rows_of(update.optimizer.exp_avg_sq), state.v, list) < bound)
+  local status = update:status()
   assert.equals(4, status.updates)
   assert.equals(4, status.mixings)
 end
@@ -181,11 +181,11 @@ describe("AdamW over packed workers", function()
     for _, name in ipairs(topology.names()) do
       local one, plain = {}, {}
       for k, which in ipairs {name, "disconnected"} do
-        local model, optimizer = build(1, "f32", {scheme = "awc"})
+        local model, update = build(1, "f32", {scheme = "awc"})
         local mixer = topology.create(which, 1, {group = 1, period = 2})
         for t = 1, 3 do
-          write_gradients(model, optimizer, t, {})
-          optimizer:step {t = t, lr = 0.01, mixing = mixer:matrix(t - 1), counts = counts_of(1),
+          write_gradients(model, update, t, {})
+          update:step {t = t, lr = 0.01, mixing = mixer:matrix(t - 1), counts = counts_of(1),
             losses = losses_of(1, "f32")}
         end
         (k == 1 and one or plain).bytes = ffi.string(model.arena.tensor:read(),
@@ -196,9 +196,9 @@ describe("AdamW over packed workers", function()
   end)
 
   it("leaves all workers equal to the bit after complete mixing", function()
-    local model, optimizer = build(5, "f32", {scheme = "atc"})
-    write_gradients(model, optimizer, 1, {})
-    optimizer:step {t = 1, lr = 0.01, mixing = topology.create("complete", 5):matrix(0),
+    local model, update = build(5, "f32", {scheme = "atc"})
+    write_gradients(model, update, 1, {})
+    update:step {t = 1, lr = 0.01, mixing = topology.create("complete", 5):matrix(0),
       counts = counts_of(5), losses = losses_of(5, "f32")}
     local first = model.arena.tensor[0]:read_numbers()
     for w = 2, 5 do
@@ -208,10 +208,10 @@ describe("AdamW over packed workers", function()
   end)
 
   it("keeps the padding of the arena at zero", function()
-    local model, optimizer = build(2, "f32", {scheme = "awc"})
+    local model, update = build(2, "f32", {scheme = "awc"})
     for t = 1, 3 do
-      write_gradients(model, optimizer, t, {})
-      optimizer:step {t = t, lr = 0.1, mixing = topology.create("complete", 2):matrix(0),
+      write_gradients(model, update, t, {})
+      update:step {t = t, lr = 0.1, mixing = topology.create("complete", 2):matrix(0),
         counts = counts_of(2), losses = losses_of(2, "f32")}
     end
     local named = {}
@@ -229,24 +229,24 @@ describe("AdamW over packed workers", function()
 
   it("stops at a loss or gradient that is not finite, before mixing, and stays stopped", function()
     for _, what in ipairs {"loss", "gradient norm"} do
-      local model, optimizer = build(3, "f32", {scheme = "awc"})
+      local model, update = build(3, "f32", {scheme = "awc"})
       local function step(t, losses)
-        optimizer:step {t = t, lr = 0.01, mixing = topology.create("complete", 3):matrix(0),
+        update:step {t = t, lr = 0.01, mixing = topology.create("complete", 3):matrix(0),
           counts = counts_of(3), losses = losses or losses_of(3, "f32")}
       end
-      write_gradients(model, optimizer, 1, {})
+      write_gradients(model, update, 1, {})
       step(1)
-      optimizer:check()
+      update:check()
       local before = rows_of(model.arena)
       if what == "loss" then
         step(2, tensor.from({1, 1, 0 / 0}, "f32"))
       else
-        local row = optimizer.gradients.tensor[2]
+        local row = update.gradients.tensor[2]
         local values, count = row:read_numbers()
         values[7] = 1 / 0
         row:write_numbers(values, count)
         step(2)
-        write_gradients(model, optimizer, 3, {})
+        write_gradients(model, update, 3, {})
       end
       step(3)
       local after = rows_of(model.arena)
@@ -255,11 +255,11 @@ describe("AdamW over packed workers", function()
           assert.equals(before[w][i], after[w][i])
         end
       end
-      local status = optimizer:status()
+      local status = update:status()
       assert.same({worker = 2, step = 1, what = what}, status.stopped)
       assert.equals(1, status.updates)
       assert.equals(1, status.mixings)
-      local ok, message = pcall(optimizer.check, optimizer)
+      local ok, message = pcall(update.check, update)
       assert.is_false(ok)
       assert.is_truthy(tostring(message):find("worker 2: the " .. what .. " is not finite at step 1",
         1, true))
@@ -267,20 +267,20 @@ describe("AdamW over packed workers", function()
   end)
 
   it("survives gradients of 1e20 without an infinite norm", function()
-    local model, optimizer = build(2, "f32", {scheme = "awc"})
-    local row = optimizer.gradients.tensor[0]
+    local model, update = build(2, "f32", {scheme = "awc"})
+    local row = update.gradients.tensor[0]
     local values = ffi.new("double[?]", tonumber(row.numel))
     for _, column in ipairs(columns(model)) do values[column[1]] = 1e20 end
     row:write_numbers(values, tonumber(row.numel))
-    local norms = optimizer:step {t = 1, lr = 0.01, mixing = {{1, 0}, {0, 1}},
+    local norms = update:step {t = 1, lr = 0.01, mixing = {{1, 0}, {0, 1}},
       counts = tensor.from({1, 1}, "f64"), losses = losses_of(2, "f32")}:totable()
     assert.is_near(1, norms[1] / (1e20 * math.sqrt(#columns(model))), 1e-6)
-    optimizer:check()
+    update:check()
   end)
 
   it("refuses a scheme that is not awc or atc", function()
     local model = packed_model.create(config, {num_models = 1})
-    assert.has_error(function() optim.adamw(model, settings, {scheme = "abc"}) end,
+    assert.has_error(function() updater.create(model, settings, {scheme = "abc"}) end,
       "scheme 'abc' is not awc or atc")
   end)
 end)

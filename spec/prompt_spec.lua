@@ -162,7 +162,7 @@ describe("the prompt", function()
 
   describe("during training", function()
     -- What a run of count whole steps leaves: numbers that tell its weights, moments and position.
-    local summary = "return run.step_number, run.mixings, run:cursor(), run.optimizer:status().updates, " ..
+    local summary = "return run.step_number, run.mixings, run:cursor(), run.updater:status().updates, " ..
       "run.model.arena.tensor:sum():item(), run.optimizer.exp_avg.tensor:sum():item(), " ..
       "run.optimizer.exp_avg_sq.tensor:sum():item()"
 
@@ -428,7 +428,7 @@ describe("the prompt", function()
 
     it("says where functions are from", function()
       assert.equal("function (builtin)\n", (answers "print\n"))
-      assert.is_truthy((answers "pack.optim.adamw\n"):find("^function %(lua/pack/train/adamw%.lua:%d+%)\n$"))
+      assert.is_truthy((answers "pack.updater.create\n"):find("^function %(lua/pack/train/adamw%.lua:%d+%)\n$"))
       assert.equal("operation ops.matmul\n", (answers "pack.matmul\n"))
     end)
   end)

@@ -5,7 +5,7 @@ local ffi = require "ffi"
 local packed_model = require "pack.model.packed"
 local numbers = require "spec.support.numbers"
 local ops = require "pack.core.ops"
-local optim = require "pack.train.adamw"
+local updater = require "pack.train.updater"
 local program = require "pack.core.program"
 local support = require "spec.support.helper"
 local tensor = require "pack.core.tensor"
@@ -217,10 +217,10 @@ describe("the bf16 copy of the weights", function()
 
   it("is written by the update, so that it need not be made again", function()
     local model, tokens = model_of(false), batch()
-    local optimizer = optim.adamw(model, {beta1 = 0.9, beta2 = 0.9, eps = 1e-8, weight_decay = 0.1, grad_clip = 1}, {})
+    local update = updater.create(model, {beta1 = 0.9, beta2 = 0.9, eps = 1e-8, weight_decay = 0.1, grad_clip = 1}, {})
     for t = 1, 2 do
-      local losses, counts = model:backward(tokens, tokens, optimizer.gradients)
-      optimizer:step {t = t, lr = 0.1, mixing = {{0.5, 0.5}, {0.5, 0.5}}, losses = losses, counts = counts}
+      local losses, counts = model:backward(tokens, tokens, update.gradients)
+      update:step {t = t, lr = 0.1, mixing = {{0.5, 0.5}, {0.5, 0.5}}, losses = losses, counts = counts}
       assert.equal(model.bf16_of, tonumber(require("pack.native").C.pk_tensor_writes(model.arena.tensor)))
       assert.equal(numbers.bytes(ops.cast(model.arena.tensor, {dtype = "bf16"})), numbers.bytes(model.bf16.tensor))
     end

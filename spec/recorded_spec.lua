@@ -4,7 +4,7 @@ local ffi = require "ffi"
 local grad = require "pack.grad"
 local packed_model = require "pack.model.packed"
 local ops = require "pack.core.ops"
-local optim = require "pack.train.adamw"
+local updater = require "pack.train.updater"
 local program = require "pack.core.program"
 local support = require "spec.support.helper"
 local tensor = require "pack.core.tensor"
@@ -260,18 +260,18 @@ local function train(recorded, options)
   local n, rows, micros = options.workers or 3, 2, options.micro or 2
   local model = packed_model.create(of_architecture(options.architecture), {num_models = n, amp = options.amp})
   model:initialize(3)
-  local optimizer = optim.adamw(model, {beta1 = 0.9, beta2 = 0.98, eps = 1e-8, weight_decay = 0.1,
+  local update = updater.create(model, {beta1 = 0.9, beta2 = 0.98, eps = 1e-8, weight_decay = 0.1,
     grad_clip = false}, {scheme = options.scheme, fused = options.fused})
   local mixer = topology.create("one_peer_exponential", n)
   local function batch() return tensor.zeros({n, rows, config.context_length}, "i32") end
   local tokens, targets = {batch(), batch()}, {batch(), batch()}
   local function step()
-    local losses, counts = model:backward(tokens[1], targets[1], optimizer.gradients)
+    local losses, counts = model:backward(tokens[1], targets[1], update.gradients)
     for micro = 2, micros do
-      local more, of = model:backward(tokens[micro], targets[micro], optimizer.gradients, true)
+      local more, of = model:backward(tokens[micro], targets[micro], update.gradients, true)
       losses, counts = ops.add(losses, more), ops.add(counts, of)
     end
-    return losses, optimizer:update(losses, counts)
+    return losses, update:update(losses, counts)
   end
   local one = recorded and program.record(step, {}, nil, {recompute = options.recompute})
   local seen, count = {}, n * rows * config.context_length
@@ -289,17 +289,17 @@ local function train(recorded, options)
       mixing[i] = {}
       for j = 1, n do mixing[i][j] = gamma * w[i][j] + (i == j and 1 - gamma or 0) end
     end
-    optimizer.settings.grad_clip = t % 4 ~= 0 and 0.1 * t
-    optimizer:prepare {t = t, lr = 0.001 * t, mixing = mixing}
+    update.settings.grad_clip = t % 4 ~= 0 and 0.1 * t
+    update:prepare {t = t, lr = 0.001 * t, mixing = mixing}
     local losses, norms
     if one then
       one:run()
-      optimizer:updated()
+      update:updated()
       losses, norms = unpack(one.results)
     else
       losses, norms = step()
     end
-    optimizer:check()
+    update:check()
     seen[#seen + 1] = ffi.string(losses:read(), 4 * n) .. ffi.string(norms:read(), 8 * n)
   end
   if one then one:free() end

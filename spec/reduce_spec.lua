@@ -41,7 +41,7 @@ end
 local reductions = {
   sum = sum_of,
   mean = function(group) return sum_of(group) / #group end,
-  maximum = function(group)
+  max = function(group)
     local largest = -inf
     for _, value in ipairs(group) do largest = math.max(largest, value) end
     return largest
@@ -113,21 +113,21 @@ describe("reductions", function()
   it("let NaN and infinity through", function()
     local x = tensor.from({{1, nan, 3}, {inf, 2, -1}, {inf, -inf, 0}}, "f32")
     numbers.assert_same({nan, inf, nan}, ops.sum(x, {axes = {1}}))
-    numbers.assert_same({nan, inf, inf}, ops.maximum(x, {axes = {1}}))
-    numbers.assert_same({inf, nan, 3}, ops.maximum(x, {axes = {0}}))
+    numbers.assert_same({nan, inf, inf}, ops.max(x, {axes = {1}}))
+    numbers.assert_same({inf, nan, 3}, ops.max(x, {axes = {0}}))
     local long = tensor.zeros({100000}, "f32")
     numbers.put(long, nan, 70001)
-    numbers.assert_same({nan}, ops.maximum(long))
+    numbers.assert_same({nan}, ops.max(long))
   end)
 
   it("find the largest of negative numbers", function()
-    numbers.assert_same({-2, -inf}, ops.maximum(tensor.from({{-3, -2}, {-inf, -inf}}, "f64"), {axes = {1}}))
+    numbers.assert_same({-2, -inf}, ops.max(tensor.from({{-3, -2}, {-inf, -inf}}, "f64"), {axes = {1}}))
   end)
 
   it("give 0 and NaN for sums and means of nothing", function()
     numbers.assert_same({0, 0}, ops.sum(tensor.zeros({2, 0}), {axes = {1}}))
     numbers.assert_same({nan, nan}, ops.mean(tensor.zeros({2, 0}), {axes = {1}}))
-    numbers.assert_refused("no largest value", ops.maximum, tensor.zeros({2, 0}), {axes = {1}})
+    numbers.assert_refused("no largest value", ops.max, tensor.zeros({2, 0}), {axes = {1}})
   end)
 
   it("write to an output with a worker stride", function()
@@ -176,7 +176,7 @@ describe("reductions at any number of threads #threads", function()
       local x = numbers.tensor({4, 300, 331}, "f32", numbers.list(397200, 13), options)
       local long = ops.reshape(x, {397200})
       return ops.sum(x), ops.sum(x, {axes = {0}}), ops.sum(x, {axes = {1}}), ops.sum(x, {axes = {2}}),
-        ops.mean(x, {axes = {0, 2}}), ops.maximum(long), ops.sum_to(x, {shape = {331}})
+        ops.mean(x, {axes = {0, 2}}), ops.max(long), ops.sum_to(x, {shape = {331}})
     end)
   end)
 end)

@@ -135,8 +135,8 @@ describe("check_finite", function()
     return numbers.flat(guard)
   end
 
-  it("leaves the guard alone while all is finite", function()
-    assert.same({0, 0, 0, 0, 5, 6, 0, 0}, checked({1, 2}, {3, 1e300}, {0, 0, 0, 0, 5, 6, 0, 0}))
+  it("counts the update and the mixing while all is finite", function()
+    assert.same({0, 0, 0, 0, 6, 7, 0, 0}, checked({1, 2}, {3, 1e300}, {0, 0, 0, 0, 5, 6, 0, 0}))
   end)
 
   it("names the first worker, the step and whether loss or norm it was", function()
@@ -212,7 +212,7 @@ describe("mix", function()
         end
         local result, guard = mixed(x, rows)
         numbers.assert_same(expected, result)
-        assert.same({0, 0, 0, 0, 0, 1, 0, 0}, guard)
+        assert.same({0, 0, 0, 0, 0, 0, 0, 0}, guard)
       end
     end
   end)
@@ -268,7 +268,6 @@ describe("adamw", function()
         for _, name in ipairs {"x", "m", "v"} do
           numbers.assert_close(lists[name], s[name], tolerance)
         end
-        assert.equal(t - 2, numbers.flat(s.guard)[5])
       end
     end)
   end
@@ -304,7 +303,6 @@ describe("update", function()
             for _, name in ipairs {"x", "m", "v", "guard"} do
               assert.equal(numbers.bytes(a[name]), numbers.bytes(b[name]), name .. " differs")
             end
-            assert.same({0, 0, 0, 0, 2, 2, 0, 0}, numbers.flat(b.guard))
             assert.equal(numbers.bytes(ops.cast(b.x, {dtype = "bf16"})), numbers.bytes(b.bf16))
           end
         end)
@@ -363,7 +361,7 @@ describe("update", function()
       assert.equal(numbers.f32(numbers.f32(settings.beta1) * m[c]), new_m[c])
       assert.equal(numbers.f32(numbers.f32(settings.beta2) * v[c]), new_v[c])
     end
-    assert.equal(1, numbers.flat(s.guard)[5])
+    assert.same({0, 0, 0, 0, 0, 0, 0, 0}, numbers.flat(s.guard))
   end)
 
   it("keeps a worker's NaN gradient to itself until it is mixed", function()

@@ -53,8 +53,8 @@ end
 
 -- The mixing matrices that a trainer's next steps hand to the optimizer; false for a step that does not mix.
 local function mixings_of(one, count)
-  local list, prepare = {}, one.optimizer.prepare
-  one.optimizer.prepare = function(self, step)
+  local list, prepare = {}, one.updater.prepare
+  one.updater.prepare = function(self, step)
     list[#list + 1] = step.mixes and step.mixing
     return prepare(self, step)
   end
@@ -146,9 +146,9 @@ describe("A trainer", function()
     local few = create {"decentralized.num_models=2", "training.micro_batch_size=2"}
     local many = create {"decentralized.num_models=2", "training.micro_batch_size=1"}
     local a, b = few:recorded():memory(), many:recorded():memory()
-    assert.equal(3, #many:recorded().parts)
+    assert.equal(3, #many:recorded():parts())
     assert.equal(a.recorded, b.recorded)
-    local first, later, update = unpack(many:recorded().parts)
+    local first, later, update = unpack(many:recorded():parts())
     assert.equal(first:memory().operations + 3 * later:memory().operations + update:memory().operations, b.operations)
     assert.equal(math.max(first:memory().slab, later:memory().slab, update:memory().slab), b.slab)
     steps(many, 1)
@@ -209,7 +209,7 @@ describe("Mixing in a trainer", function()
     assert.same(one.topology:matrix(0), matrices[3])
     assert.same(one.topology:matrix(1), matrices[6])
     assert.not_same(matrices[3], matrices[6])
-    assert.same({updates = 10, mixings = 3}, one.optimizer:status())
+    assert.same({updates = 10, mixings = 3}, one.updater:status())
   end)
 
   it("makes all workers equal after a step of complete mixing that combines last", function()
@@ -260,7 +260,7 @@ describe("A value that is not finite", function()
     for i = 0, 3 do
       assert.is_true(before[i] == numbers.bytes(one.model:worker(i).weight["embedding.weight"]))
     end
-    assert.equal(3, one.optimizer:status().updates)
+    assert.equal(3, one.updater:status().updates)
   end)
 end)
 

@@ -41,6 +41,19 @@ PK_RANDOM void pk_random_words(const uint32_t key[2], uint64_t block, uint32_t w
   pk_random_rounds(counter, key, words);
 }
 
+/* The same of a stream that a training step has for itself: of the streams above no one has its
+ * counters. */
+PK_RANDOM void pk_random_step_words(const uint32_t key[2], uint64_t block, uint32_t step,
+                                    uint32_t words[4]) {
+  const uint32_t counter[4] = {(uint32_t)block, (uint32_t)(block >> 32), step, 1};
+  pk_random_rounds(counter, key, words);
+}
+
+/* A word as a number in [0, 1) that f32 holds too. */
+PK_RANDOM double pk_random_column(uint32_t word) {
+  return (double)(word >> 8) * 0x1p-24;
+}
+
 /* --- logarithm, sine and cosine ------------------------------------------------------------- */
 
 /* ln x of a normal x > 0, within 1 ulp. With x = 2^k (1 + f), 1/sqrt(2) <= 1 + f < sqrt(2), and

@@ -173,7 +173,7 @@ pk_status pk_shape_copy(const pk_call *call, pk_shape *outputs) {
   return status ? status : pk_shape_like(call, outputs, 0);
 }
 
-/* Sum, mean and maximum over axes; no axes means all of them. */
+/* Sum, mean and largest value over axes; no axes means all of them. */
 pk_status pk_shape_reduce(const pk_call *call, pk_shape *outputs) {
   const pk_tensor *x = call->inputs[0];
   const pk_attributes *attributes = &call->attributes;
@@ -194,7 +194,7 @@ pk_status pk_shape_reduce(const pk_call *call, pk_shape *outputs) {
     if (over) count *= x->shape[d];
     if (!over || attributes->integers[0]) extents[rank++] = over ? 1 : x->shape[d];
   }
-  if (count == 0 && call->op == PK_OP_maximum) {
+  if (count == 0 && call->op == PK_OP_max) {
     char text[PK_SHAPE_TEXT];
     return pk_shape_refuse(call, "x %s has no largest value over an extent of 0",
                            pk_shape_text(text, x->rank, x->shape));

@@ -91,7 +91,11 @@ pk_status pk_shape_check_finite(const pk_call *call, pk_shape *outputs);
 pk_status pk_shape_clip(const pk_call *call, pk_shape *outputs);
 pk_status pk_shape_mix(const pk_call *call, pk_shape *outputs);
 pk_status pk_shape_adamw(const pk_call *call, pk_shape *outputs);
+pk_status pk_shape_sgd(const pk_call *call, pk_shape *outputs);
+pk_status pk_shape_blend(const pk_call *call, pk_shape *outputs);
 pk_status pk_shape_update(const pk_call *call, pk_shape *outputs);
+pk_status pk_shape_topk_mask(const pk_call *call, pk_shape *outputs);
+pk_status pk_shape_random_columns(const pk_call *call, pk_shape *outputs);
 pk_status pk_shape_average(const pk_call *call, pk_shape *outputs);
 pk_status pk_shape_consensus_distance(const pk_call *call, pk_shape *outputs);
 
@@ -100,8 +104,15 @@ pk_status pk_shape_consensus_distance(const pk_call *call, pk_shape *outputs);
 #define pk_shape_subtract pk_shape_pair
 #define pk_shape_multiply pk_shape_pair
 #define pk_shape_divide pk_shape_pair
+#define pk_shape_minimum pk_shape_pair
+#define pk_shape_maximum pk_shape_pair
+#define pk_shape_less pk_shape_pair
 #define pk_shape_affine pk_shape_map
 #define pk_shape_negate pk_shape_map
+#define pk_shape_abs pk_shape_map
+#define pk_shape_sign pk_shape_map
+#define pk_shape_round pk_shape_map
+#define pk_shape_floor pk_shape_map
 #define pk_shape_exp pk_shape_map
 #define pk_shape_log pk_shape_map
 #define pk_shape_sqrt pk_shape_map
@@ -110,7 +121,7 @@ pk_status pk_shape_consensus_distance(const pk_call *call, pk_shape *outputs);
 #define pk_shape_silu pk_shape_map
 #define pk_shape_sum pk_shape_reduce
 #define pk_shape_mean pk_shape_reduce
-#define pk_shape_maximum pk_shape_reduce
+#define pk_shape_max pk_shape_reduce
 #define pk_shape_random_normal pk_shape_random
 #define pk_shape_random_uniform pk_shape_random
 

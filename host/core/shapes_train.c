@@ -16,8 +16,23 @@ static pk_status expect_vector(const pk_call *call, int i, int dtype, int64_t co
   return status ? status : pk_shape_expect(call, i, 1, &count, from);
 }
 
+/* The scalars of a step, perhaps with a learning rate for each worker behind them. */
 static pk_status expect_scalars(const pk_call *call, int i) {
-  return expect_vector(call, i, PK_F64, PK_SCALARS_SIZE, NULL);
+  const pk_tensor *scalars = call->inputs[i];
+  pk_status status = pk_shape_expect_dtype(call, i, 1 << PK_F64);
+  if (!status) status = pk_shape_expect_rank(call, i, 1, "[12] or [12 + N]");
+  if (status || scalars->shape[0] >= PK_SCALARS_SIZE) return status;
+  return pk_shape_refuse(call, "the %lld scalars are less than %d", (long long)scalars->shape[0],
+                         PK_SCALARS_SIZE);
+}
+
+/* The same of an update of x, the first input, whose workers' learning rates it takes. */
+static pk_status expect_rates(const pk_call *call, int i) {
+  int64_t count = call->inputs[i]->shape[0], workers = call->inputs[0]->shape[0];
+  if (count == PK_SCALARS_SIZE || count == PK_SCALARS_SIZE + workers) return PK_OK;
+  return pk_shape_refuse(
+      call, "the %lld scalars are neither %d nor %d and a rate for each of %lld workers",
+      (long long)count, PK_SCALARS_SIZE, PK_SCALARS_SIZE, (long long)workers);
 }
 
 static pk_status expect_guard(const pk_call *call, int i) {
@@ -32,12 +47,14 @@ static pk_status expect_mixing(const pk_call *call, int i, int64_t workers) {
   return status ? status : pk_shape_expect(call, i, 2, extents, "x");
 }
 
-/* x [N, D], the first input, and g, m and v, the next three, are arenas of one layout. */
-static pk_status expect_arenas(const pk_call *call) {
+/* x [N, D], the first input, and the next ones, of which count are there in all, are arenas of one
+ * layout. */
+static pk_status expect_arenas(const pk_call *call, int count) {
   const pk_tensor *x = call->inputs[0];
   pk_status status = pk_shape_expect_dtype(call, 0, PK_ARITHMETIC);
   if (!status) status = pk_shape_expect_rank(call, 0, 2, "[N, D]");
-  for (int i = 1; !status && i < 4; i++) {
+  for (int i = 1; !status && i < count; i++) {
+    if (!call->inputs[i]) continue;
     status = pk_shape_expect_same_dtype(call, 0, i);
     if (!status) status = pk_shape_expect(call, i, 2, x->shape, "x");
   }
@@ -105,21 +122,49 @@ pk_status pk_shape_mix(const pk_call *call, pk_shape *outputs) {
 
 pk_status pk_shape_adamw(const pk_call *call, pk_shape *outputs) {
   (void)outputs;
-  pk_status status = expect_arenas(call);
+  pk_status status = expect_arenas(call, 4);
   if (!status) status = expect_blocks(call, 4);
   if (!status) status = expect_scalars(call, 5);
+  if (!status) status = expect_rates(call, 5);
   return status ? status : expect_guard(call, 6);
+}
+
+pk_status pk_shape_sgd(const pk_call *call, pk_shape *outputs) {
+  (void)outputs;
+  pk_status status = expect_arenas(call, 3);
+  if (!status) status = expect_blocks(call, 3);
+  if (!status) status = expect_scalars(call, 4);
+  if (!status) status = expect_rates(call, 4);
+  return status ? status : expect_guard(call, 5);
+}
+
+pk_status pk_shape_blend(const pk_call *call, pk_shape *outputs) {
+  (void)outputs;
+  const pk_tensor *y = call->inputs[0], *x = call->inputs[1], *factor = call->inputs[3];
+  pk_status status = pk_shape_expect_dtype(call, 0, PK_ARITHMETIC);
+  if (!status) status = pk_shape_expect_same_dtype(call, 0, 1);
+  if (!status && y->rank == 0) status = pk_shape_expect_rank(call, 0, 1, "[M, ...]");
+  int64_t extents[PK_MAX_RANK];
+  for (int d = 0; d < y->rank; d++) extents[d] = y->shape[d];
+  if (!status && x->rank == y->rank && x->shape[0] == 1) extents[0] = 1;
+  if (!status) status = pk_shape_expect(call, 1, y->rank, extents, "y");
+  if (!status) status = expect_guard(call, 2);
+  if (status || !factor) return status;
+  status = pk_shape_expect_dtype(call, 3, 1 << PK_F64);
+  int64_t column[2] = {y->shape[0], 1};
+  return status ? status : pk_shape_expect(call, 3, factor->rank == 2 ? 2 : 1, column, "y");
 }
 
 pk_status pk_shape_update(const pk_call *call, pk_shape *outputs) {
   (void)outputs;
   const pk_tensor *x = call->inputs[0];
-  pk_status status = expect_arenas(call);
+  pk_status status = expect_arenas(call, 4);
   if (!status) status = expect_vector(call, 4, PK_F64, x->shape[0], "x");
   if (!status) status = expect_vector(call, 5, PK_F64, x->shape[0], "x");
   if (!status) status = expect_mixing(call, 6, x->shape[0]);
   if (!status) status = expect_blocks(call, 7);
   if (!status) status = expect_scalars(call, 8);
+  if (!status) status = expect_rates(call, 8);
   if (!status) status = expect_guard(call, 9);
   if (status || !call->inputs[10]) return status;
   status = pk_shape_expect_dtype(call, 10, 1 << PK_BF16);
@@ -139,4 +184,27 @@ pk_status pk_shape_consensus_distance(const pk_call *call, pk_shape *outputs) {
   int64_t one = 1;
   pk_status status = expect_workers(call, 0);
   return status ? status : pk_shape_set(call, outputs, PK_F64, 1, &one);
+}
+
+pk_status pk_shape_topk_mask(const pk_call *call, pk_shape *outputs) {
+  const pk_tensor *x = call->inputs[0];
+  int64_t count = call->attributes.integers[0];
+  pk_status status = pk_shape_expect_dtype(call, 0, PK_ARITHMETIC);
+  if (!status) status = pk_shape_expect_rank(call, 0, 2, "[N, D]");
+  if (status) return status;
+  if (count < 0 || count > x->shape[1])
+    return pk_shape_refuse(call, "the %lld largest of %lld columns", (long long)count,
+                           (long long)x->shape[1]);
+  return pk_shape_like(call, outputs, 0);
+}
+
+pk_status pk_shape_random_columns(const pk_call *call, pk_shape *outputs) {
+  int64_t dtype = call->attributes.integers[0], columns = call->attributes.integers[2];
+  pk_status status = expect_scalars(call, 0);
+  if (status) return status;
+  if (dtype != PK_F32 && dtype != PK_F64)
+    return pk_shape_refuse(call, "random columns are f32 or f64");
+  if (columns < 0) return pk_shape_refuse(call, "%lld columns", (long long)columns);
+  int64_t extents[2] = {1, columns};
+  return pk_shape_set(call, outputs, (int)dtype, 2, extents);
 }

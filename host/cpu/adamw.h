@@ -53,8 +53,9 @@ static inline void pk_note_found(const pk_tensor *guard, const pk_tensor *scalar
   if (*found == 0 || worker + 1 < *found) *found = (int32_t)(worker + 1);
 }
 
-/* A mixing counts if the scalars say that this step is one. */
-static inline void pk_count_mixing(const pk_tensor *guard, const pk_tensor *scalars) {
+/* Counts an update, and a mixing if the scalars say that this step is one. */
+static inline void pk_count_step(const pk_tensor *guard, const pk_tensor *scalars) {
+  ++*pk_guard_at(guard, PK_GUARD_UPDATES);
   if (pk_number_at(scalars, PK_SCALAR_MIXES) != 0) ++*pk_guard_at(guard, PK_GUARD_MIXINGS);
 }
 
@@ -71,8 +72,14 @@ typedef struct pk_adamw {
   double inverse1, inverse2; /* of the corrections */
 } pk_adamw;
 
-static inline pk_adamw pk_adamw_of(const pk_tensor *scalars) {
-  double lr = pk_number_at(scalars, PK_SCALAR_LR);
+/* The learning rate of a worker: its own where the scalars have one for each. */
+static inline double pk_rate_of(const pk_tensor *scalars, int64_t worker) {
+  bool own = scalars->shape[0] > PK_SCALARS_SIZE;
+  return pk_number_at(scalars, own ? PK_SCALARS_SIZE + worker : PK_SCALAR_LR);
+}
+
+static inline pk_adamw pk_adamw_of(const pk_tensor *scalars, int64_t worker) {
+  double lr = pk_rate_of(scalars, worker);
   double beta1 = pk_number_at(scalars, PK_SCALAR_BETA1);
   double beta2 = pk_number_at(scalars, PK_SCALAR_BETA2);
   return (pk_adamw){.lr = lr,

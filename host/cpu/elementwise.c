@@ -11,6 +11,12 @@
 
 INLINE float pair_f32(int op, float a, float b) {
   switch (op) {
+  case PK_OP_minimum:
+    return a < b || a != a ? a : b;
+  case PK_OP_maximum:
+    return a > b || a != a ? a : b;
+  case PK_OP_less:
+    return a < b ? (float)1 : (float)0;
   case PK_OP_add:
     return a + b;
   case PK_OP_subtract:
@@ -24,6 +30,12 @@ INLINE float pair_f32(int op, float a, float b) {
 
 INLINE double pair_f64(int op, double a, double b) {
   switch (op) {
+  case PK_OP_minimum:
+    return a < b || a != a ? a : b;
+  case PK_OP_maximum:
+    return a > b || a != a ? a : b;
+  case PK_OP_less:
+    return a < b ? (double)1 : (double)0;
   case PK_OP_add:
     return a + b;
   case PK_OP_subtract:
@@ -91,6 +103,15 @@ static void pair_walk_row(const void *options, int64_t count, char *const data[3
   case PK_OP_multiply:
     pair_row(PK_OP_multiply, dtype, count, data, strides);
     break;
+  case PK_OP_minimum:
+    pair_row(PK_OP_minimum, dtype, count, data, strides);
+    break;
+  case PK_OP_maximum:
+    pair_row(PK_OP_maximum, dtype, count, data, strides);
+    break;
+  case PK_OP_less:
+    pair_row(PK_OP_less, dtype, count, data, strides);
+    break;
   default:
     pair_row(PK_OP_divide, dtype, count, data, strides);
   }
@@ -121,10 +142,30 @@ pk_status PK_KERNEL(divide)(const pk_call *call) {
   return run_pair(call);
 }
 
+pk_status PK_KERNEL(minimum)(const pk_call *call) {
+  return run_pair(call);
+}
+
+pk_status PK_KERNEL(maximum)(const pk_call *call) {
+  return run_pair(call);
+}
+
+pk_status PK_KERNEL(less)(const pk_call *call) {
+  return run_pair(call);
+}
+
 /* --- one input --- */
 
 INLINE float map_f32(int op, float x, float scale, float shift) {
   switch (op) {
+  case PK_OP_abs:
+    return fabsf(x);
+  case PK_OP_sign:
+    return x > 0 ? (float)1 : x < 0 ? (float)-1 : x;
+  case PK_OP_round:
+    return rintf(x);
+  case PK_OP_floor:
+    return floorf(x);
   case PK_OP_affine:
     return scale * x + shift;
   case PK_OP_negate:
@@ -146,6 +187,14 @@ INLINE float map_f32(int op, float x, float scale, float shift) {
 
 INLINE double map_f64(int op, double x, double scale, double shift) {
   switch (op) {
+  case PK_OP_abs:
+    return fabs(x);
+  case PK_OP_sign:
+    return x > 0 ? (double)1 : x < 0 ? (double)-1 : x;
+  case PK_OP_round:
+    return rint(x);
+  case PK_OP_floor:
+    return floor(x);
   case PK_OP_affine:
     return scale * x + shift;
   case PK_OP_negate:
@@ -198,6 +247,18 @@ static void map_walk_row(const void *options, int64_t count, char *const data[3]
   case PK_OP_negate:
     map_row(PK_OP_negate, call, count, data, strides);
     break;
+  case PK_OP_abs:
+    map_row(PK_OP_abs, call, count, data, strides);
+    break;
+  case PK_OP_sign:
+    map_row(PK_OP_sign, call, count, data, strides);
+    break;
+  case PK_OP_round:
+    map_row(PK_OP_round, call, count, data, strides);
+    break;
+  case PK_OP_floor:
+    map_row(PK_OP_floor, call, count, data, strides);
+    break;
   case PK_OP_exp:
     map_row(PK_OP_exp, call, count, data, strides);
     break;
@@ -229,6 +290,22 @@ pk_status PK_KERNEL(affine)(const pk_call *call) {
 }
 
 pk_status PK_KERNEL(negate)(const pk_call *call) {
+  return run_map(call);
+}
+
+pk_status PK_KERNEL(abs)(const pk_call *call) {
+  return run_map(call);
+}
+
+pk_status PK_KERNEL(sign)(const pk_call *call) {
+  return run_map(call);
+}
+
+pk_status PK_KERNEL(round)(const pk_call *call) {
+  return run_map(call);
+}
+
+pk_status PK_KERNEL(floor)(const pk_call *call) {
   return run_map(call);
 }
 

@@ -226,7 +226,7 @@ static void sort_dimension(reduce_job *job, const pk_block *x, const pk_block *y
 static reduce_job job_of(const pk_call *call, const pk_block *x, const pk_block *y) {
   const pk_block empty_x = {.data = x->data, .size = x->size};
   const pk_block empty_y = {.data = y->data, .size = y->size};
-  return (reduce_job){.largest = call->op == PK_OP_maximum,
+  return (reduce_job){.largest = call->op == PK_OP_max,
                       .dtype = call->inputs[0]->dtype,
                       .kept = empty_x,
                       .reduced = empty_x,
@@ -268,7 +268,7 @@ pk_status PK_KERNEL(mean)(const pk_call *call) {
   return run_over_axes(call);
 }
 
-pk_status PK_KERNEL(maximum)(const pk_call *call) {
+pk_status PK_KERNEL(max)(const pk_call *call) {
   return run_over_axes(call);
 }
 
@@ -280,7 +280,7 @@ int64_t PK_WORKSPACE_OF(mean)(const pk_call *call) {
   return workspace_over_axes(call);
 }
 
-int64_t PK_WORKSPACE_OF(maximum)(const pk_call *call) {
+int64_t PK_WORKSPACE_OF(max)(const pk_call *call) {
   return workspace_over_axes(call);
 }
 

@@ -1,29 +1,9 @@
 /* The steps of training on whole arenas, one operation each: norm, finiteness, clip, mixing, AdamW.
  * The fused form is update.c. */
 #include "cpu/adamw.h"
+#include "cpu/arena.h"
 
-enum { LANES = 8, PIECE = 65536 };
-
-/* One worker's part of a piece: columns first .. first+count-1. */
-typedef struct arena_part {
-  int64_t worker, first, count;
-} arena_part;
-
-/* Pieces go worker by worker, each of PIECE columns. */
-static arena_part part_of(int64_t piece, int64_t width) {
-  int64_t per_worker = (width + PIECE - 1) / PIECE;
-  arena_part part = {.worker = piece / per_worker, .first = piece % per_worker * PIECE};
-  part.count = width - part.first < PIECE ? width - part.first : PIECE;
-  return part;
-}
-
-static int64_t pieces_of(const pk_tensor *x) {
-  return x->shape[0] * ((pk_tensor_inner(x) + PIECE - 1) / PIECE);
-}
-
-static char *columns_of(const pk_tensor *x, int64_t worker, int64_t first) {
-  return (char *)pk_tensor_data(x) + (worker * x->stride + first) * pk_dtype_size(x->dtype);
-}
+enum { LANES = 8 };
 
 /* --- inverse_count --- */
 
@@ -75,8 +55,8 @@ typedef struct norm_job {
 static void norm_piece(void *argument, int64_t piece, int thread) {
   (void)thread;
   const norm_job *job = argument;
-  arena_part part = part_of(piece, pk_tensor_inner(job->g));
-  const char *g = columns_of(job->g, part.worker, part.first);
+  pk_arena_part part = pk_arena_part_of(piece, pk_tensor_inner(job->g));
+  const char *g = pk_arena_columns(job->g, part.worker, part.first);
   job->partial[piece] = job->g->dtype == PK_F32 ? squares_f32((const float *)g, part.count)
                                                 : squares_f64((const double *)g, part.count, 1);
 }
@@ -94,19 +74,19 @@ static double scaled_norm(const double *g, int64_t count, double plain) {
   frexp(largest, &exponent);
   if (exponent < -1000) exponent = -1000; /* so that 2^-exponent is finite */
   double total = 0;
-  for (int64_t first = 0; first < count; first += PIECE)
-    total += squares_f64(g + first, count - first < PIECE ? count - first : PIECE,
+  for (int64_t first = 0; first < count; first += PK_ARENA_PIECE)
+    total += squares_f64(g + first, count - first < PK_ARENA_PIECE ? count - first : PK_ARENA_PIECE,
                          ldexp(1.0, -exponent));
   return ldexp(sqrt(total), exponent);
 }
 
 int64_t PK_WORKSPACE_OF(gradient_norm)(const pk_call *call) {
-  return pieces_of(call->inputs[0]) * (int64_t)sizeof(double);
+  return pk_arena_pieces(call->inputs[0]) * (int64_t)sizeof(double);
 }
 
 pk_status PK_KERNEL(gradient_norm)(const pk_call *call) {
   const pk_tensor *g = call->inputs[0], *norm = call->outputs[0];
-  int64_t pieces = pieces_of(g), columns = pk_tensor_inner(g);
+  int64_t pieces = pk_arena_pieces(g), columns = pk_tensor_inner(g);
   norm_job job = {.g = g, .partial = call->workspace};
   pk_parallel_for(pk_cpu_threads(call), pieces, norm_piece, &job);
   for (int64_t worker = 0; worker < g->shape[0]; worker++) {
@@ -116,7 +96,7 @@ pk_status PK_KERNEL(gradient_norm)(const pk_call *call) {
     double result = sqrt(total);
     /* Squares of f32 fit in f64; those of f64 may have overflowed or vanished. */
     if (g->dtype == PK_F64 && !(total > 1e-280 && total < INFINITY))
-      result = scaled_norm((const double *)columns_of(g, worker, 0), columns, result);
+      result = scaled_norm((const double *)pk_arena_columns(g, worker, 0), columns, result);
     ((double *)pk_tensor_data(norm))[worker * norm->stride] =
         result * fabs(pk_number_at(call->inputs[1], worker));
   }
@@ -150,6 +130,7 @@ pk_status PK_KERNEL(check_finite)(const pk_call *call) {
     pk_stop(guard, worker, (int64_t)pk_number_at(scalars, PK_SCALAR_STEP), reason);
     return PK_OK;
   }
+  pk_count_step(guard, scalars);
   return PK_OK;
 }
 
@@ -175,8 +156,8 @@ static bool all_finite_f64(const double *x, int64_t count) {
 static void arena_piece(void *argument, int64_t piece, int thread) {
   (void)thread;
   arena_job *job = argument;
-  arena_part part = part_of(piece, pk_tensor_inner(job->x));
-  const char *x = columns_of(job->x, part.worker, part.first);
+  pk_arena_part part = pk_arena_part_of(piece, pk_tensor_inner(job->x));
+  const char *x = pk_arena_columns(job->x, part.worker, part.first);
   bool finite = job->x->dtype == PK_F32 ? all_finite_f32((const float *)x, part.count)
                                         : all_finite_f64((const double *)x, part.count);
   if (!finite) pk_find(&job->found, part.worker);
@@ -186,7 +167,7 @@ pk_status PK_KERNEL(check_arena)(const pk_call *call) {
   const pk_tensor *scalars = call->inputs[1], *guard = call->inputs[2];
   if (pk_is_stopped(guard)) return PK_OK;
   arena_job job = {.x = call->inputs[0], .found = INT64_MAX};
-  pk_parallel_for(pk_cpu_threads(call), pieces_of(job.x), arena_piece, &job);
+  pk_parallel_for(pk_cpu_threads(call), pk_arena_pieces(job.x), arena_piece, &job);
   if (job.found != INT64_MAX)
     pk_stop(guard, job.found, (int64_t)pk_number_at(scalars, PK_SCALAR_STEP),
             (int32_t)call->attributes.integers[0]);
@@ -199,11 +180,11 @@ static void clip_piece(void *argument, int64_t piece, int thread) {
   (void)thread;
   const pk_call *call = argument;
   const pk_tensor *g = call->inputs[0];
-  arena_part part = part_of(piece, pk_tensor_inner(g));
+  pk_arena_part part = pk_arena_part_of(piece, pk_tensor_inner(g));
   double factor = pk_gradient_factor(pk_number_at(call->inputs[1], part.worker),
                                      pk_number_at(call->inputs[2], part.worker),
                                      pk_number_at(call->inputs[3], PK_SCALAR_CLIP));
-  char *data = columns_of(g, part.worker, part.first);
+  char *data = pk_arena_columns(g, part.worker, part.first);
   if (g->dtype == PK_F32) {
     float rounded = (float)factor;
     for (int64_t c = 0; c < part.count; c++) ((float *)data)[c] *= rounded;
@@ -214,7 +195,7 @@ static void clip_piece(void *argument, int64_t piece, int thread) {
 
 pk_status PK_KERNEL(clip)(const pk_call *call) {
   if (pk_is_stopped(call->inputs[4])) return PK_OK;
-  pk_parallel_for(pk_cpu_threads(call), pieces_of(call->inputs[0]), clip_piece, (void *)call);
+  pk_parallel_for(pk_cpu_threads(call), pk_arena_pieces(call->inputs[0]), clip_piece, (void *)call);
   return PK_OK;
 }
 
@@ -236,10 +217,10 @@ static void mix_piece(void *argument, int64_t piece, int thread) {
   if (count > job->columns) count = job->columns;
   char *mixed = job->scratch + thread * workers * job->columns * size;
   for (int64_t i = 0; i < workers; i++)
-    pk_mix_columns(x->dtype, &job->mixing, i, columns_of(x, 0, first), x->stride, count,
+    pk_mix_columns(x->dtype, &job->mixing, i, pk_arena_columns(x, 0, first), x->stride, count,
                    mixed + i * job->columns * size);
   for (int64_t i = 0; i < workers; i++)
-    memcpy(columns_of(x, i, first), mixed + i * job->columns * size, (size_t)(count * size));
+    memcpy(pk_arena_columns(x, i, first), mixed + i * job->columns * size, (size_t)(count * size));
 }
 
 int64_t PK_WORKSPACE_OF(mix)(const pk_call *call) {
@@ -256,7 +237,6 @@ pk_status PK_KERNEL(mix)(const pk_call *call) {
                  .columns = pk_update_columns(x)};
   int64_t pieces = (pk_tensor_inner(x) + job.columns - 1) / job.columns;
   if (!job.mixing.identity) pk_parallel_for(pk_cpu_threads(call), pieces, mix_piece, &job);
-  pk_count_mixing(guard, call->inputs[2]);
   return PK_OK;
 }
 
@@ -272,10 +252,10 @@ static void adamw_piece(void *argument, int64_t piece, int thread) {
   adamw_job *job = argument;
   const pk_call *call = job->call;
   const pk_tensor *x = call->inputs[0], *blocks = call->inputs[4];
-  arena_part part = part_of(piece, x->shape[1]);
-  pk_adamw adamw = pk_adamw_of(call->inputs[5]);
+  pk_arena_part part = pk_arena_part_of(piece, x->shape[1]);
+  pk_adamw adamw = pk_adamw_of(call->inputs[5], part.worker);
   char *data[4];
-  for (int i = 0; i < 4; i++) data[i] = columns_of(call->inputs[i], part.worker, part.first);
+  for (int i = 0; i < 4; i++) data[i] = pk_arena_columns(call->inputs[i], part.worker, part.first);
   if (!pk_adamw_columns(x->dtype, &adamw, blocks, part.first, 1.0, part.count, data[0], data[1],
                         data[2], data[3], data[0]))
     pk_find(&job->found, part.worker);
@@ -285,8 +265,7 @@ pk_status PK_KERNEL(adamw)(const pk_call *call) {
   const pk_tensor *guard = call->inputs[6];
   if (pk_is_stopped(guard)) return PK_OK;
   adamw_job job = {.call = call, .found = INT64_MAX};
-  pk_parallel_for(pk_cpu_threads(call), pieces_of(call->inputs[0]), adamw_piece, &job);
+  pk_parallel_for(pk_cpu_threads(call), pk_arena_pieces(call->inputs[0]), adamw_piece, &job);
   pk_note_found(guard, call->inputs[5], job.found);
-  ++*pk_guard_at(guard, PK_GUARD_UPDATES);
   return PK_OK;
 }

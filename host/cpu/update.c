@@ -3,9 +3,8 @@
 #include "cpu/dtype.h"
 
 typedef struct update_job {
-  const pk_tensor *x, *g, *m, *v, *scale, *norm, *blocks, *bf16;
+  const pk_tensor *x, *g, *m, *v, *scale, *norm, *blocks, *scalars, *bf16;
   pk_mixing mixing;
-  pk_adamw adamw;
   double clip;
   bool mixes, last; /* W is not the identity; mixing comes last (ATC) */
   pk_found found;   /* the first worker with a result that is not finite */
@@ -21,9 +20,10 @@ static char *at(const pk_tensor *x, int64_t worker, int64_t column) {
 static bool adapt(update_job *job, int64_t i, int64_t first, int64_t count, const char *from) {
   double factor =
       pk_gradient_factor(pk_number_at(job->scale, i), pk_number_at(job->norm, i), job->clip);
-  bool finite = pk_adamw_columns(job->x->dtype, &job->adamw, job->blocks, first, factor, count,
-                                 from, at(job->g, i, first), at(job->m, i, first),
-                                 at(job->v, i, first), at(job->x, i, first));
+  pk_adamw adamw = pk_adamw_of(job->scalars, i);
+  bool finite = pk_adamw_columns(job->x->dtype, &adamw, job->blocks, first, factor, count, from,
+                                 at(job->g, i, first), at(job->m, i, first), at(job->v, i, first),
+                                 at(job->x, i, first));
   if (!finite) pk_find(&job->found, i);
   return finite;
 }
@@ -96,7 +96,7 @@ pk_status PK_KERNEL(update)(const pk_call *call) {
                     .mixing = pk_mixing_read(inputs[6], scratch.mixing),
                     .blocks = inputs[7],
                     .bf16 = inputs[10],
-                    .adamw = pk_adamw_of(scalars),
+                    .scalars = scalars,
                     .clip = pk_number_at(scalars, PK_SCALAR_CLIP),
                     .last = call->attributes.integers[0] != 0,
                     .scratch = scratch.columns,
@@ -106,7 +106,5 @@ pk_status PK_KERNEL(update)(const pk_call *call) {
   int64_t pieces = (job.x->shape[1] + job.columns - 1) / job.columns;
   pk_parallel_for(pk_cpu_threads(call), pieces, update_piece, &job);
   pk_note_found(guard, scalars, job.found);
-  pk_count_mixing(guard, scalars);
-  ++*pk_guard_at(guard, PK_GUARD_UPDATES);
   return PK_OK;
 }

@@ -33,6 +33,18 @@ pk_status pk_cuda_divide(const pk_call *call) {
   return run_pair(call, PK_PAIR_DIVIDE);
 }
 
+pk_status pk_cuda_minimum(const pk_call *call) {
+  return run_pair(call, PK_PAIR_MINIMUM);
+}
+
+pk_status pk_cuda_maximum(const pk_call *call) {
+  return run_pair(call, PK_PAIR_MAXIMUM);
+}
+
+pk_status pk_cuda_less(const pk_call *call) {
+  return run_pair(call, PK_PAIR_LESS);
+}
+
 static pk_status run_map(const pk_call *call, pk_map map) {
   pk_cuda_device *cuda = pk_cuda_of(call);
   const pk_block blocks[2] = {pk_block_of(call->outputs[0]), pk_block_of(call->inputs[0])};
@@ -50,6 +62,22 @@ pk_status pk_cuda_affine(const pk_call *call) {
 
 pk_status pk_cuda_negate(const pk_call *call) {
   return run_map(call, PK_MAP_NEGATE);
+}
+
+pk_status pk_cuda_abs(const pk_call *call) {
+  return run_map(call, PK_MAP_ABS);
+}
+
+pk_status pk_cuda_sign(const pk_call *call) {
+  return run_map(call, PK_MAP_SIGN);
+}
+
+pk_status pk_cuda_round(const pk_call *call) {
+  return run_map(call, PK_MAP_ROUND);
+}
+
+pk_status pk_cuda_floor(const pk_call *call) {
+  return run_map(call, PK_MAP_FLOOR);
 }
 
 pk_status pk_cuda_exp(const pk_call *call) {

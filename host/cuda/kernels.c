@@ -5,10 +5,11 @@
  * their own. */
 /* clang-format off */
 #define WITH_KERNEL(row)                                                                           \
-  row(add) row(subtract) row(multiply) row(divide)                                                 \
-  row(affine) row(negate) row(exp) row(log) row(sqrt) row(rsqrt) row(sigmoid) row(silu)            \
+  row(add) row(subtract) row(multiply) row(divide) row(minimum) row(maximum) row(less)             \
+  row(affine) row(negate) row(abs) row(sign) row(round) row(floor)                                 \
+  row(exp) row(log) row(sqrt) row(rsqrt) row(sigmoid) row(silu)            \
   row(cast) row(copy)                                                                              \
-  row(sum) row(mean) row(maximum) row(sum_to)                                                      \
+  row(sum) row(mean) row(max) row(sum_to)                                                          \
   row(reshape) row(transpose) row(slice) row(pad) row(concat) row(expand) row(causal_mask)         \
   row(fill) row(random_normal) row(random_uniform)                                                 \
   row(matmul)                                                                                      \
@@ -19,10 +20,10 @@
   row(cross_entropy) row(cross_entropy_grad)                                                       \
   row(linear_cross_entropy) row(linear_cross_entropy_grad) row(linear_cross_entropy_step)          \
   row(inverse_count) row(gradient_norm) row(check_arena) row(check_finite) row(clip) row(mix)      \
-  row(adamw) row(update) row(average) row(consensus_distance)
+  row(adamw) row(sgd) row(blend) row(update) row(topk_mask) row(random_columns) row(average) row(consensus_distance)
 
 #define WITH_WORKSPACE(row)                                                                        \
-  row(sum) row(mean) row(maximum) row(sum_to) row(matmul)                                          \
+  row(sum) row(mean) row(max) row(sum_to) row(matmul)                                          \
   row(embedding_grad) row(rmsnorm_grad) row(rope) row(rope_split) row(rope_join)                   \
   row(attention) row(attention_grad)                                                               \
   row(linear_cross_entropy) row(linear_cross_entropy_grad) row(linear_cross_entropy_step)          \

@@ -28,7 +28,7 @@ static void sort_dimension(blocks *parts, const pk_block *x, const pk_block *y, 
 /* False if there are no results. */
 static bool plan(const pk_call *call, const blocks *parts, pk_reduction *job) {
   const pk_block kept[2] = {parts->y, parts->kept};
-  job->largest = call->op == PK_OP_maximum;
+  job->largest = call->op == PK_OP_max;
   job->accumulate = call->attributes.accumulate != 0;
   job->dtype = call->outputs[0]->dtype;
   job->partial = call->workspace;
@@ -97,7 +97,7 @@ pk_status pk_cuda_mean(const pk_call *call) {
   return run_over_axes(call);
 }
 
-pk_status pk_cuda_maximum(const pk_call *call) {
+pk_status pk_cuda_max(const pk_call *call) {
   return run_over_axes(call);
 }
 
@@ -109,7 +109,7 @@ int64_t pk_cuda_workspace_mean(const pk_call *call) {
   return workspace_over_axes(call);
 }
 
-int64_t pk_cuda_workspace_maximum(const pk_call *call) {
+int64_t pk_cuda_workspace_max(const pk_call *call) {
   return workspace_over_axes(call);
 }
 

@@ -1,6 +1,7 @@
 /* The operations of a training step, and what is read over the workers, on a CUDA device. */
 #include "kernels/train.h"
 
+#include "core/random.h"
 #include "cuda/cuda.h"
 
 static pk_rows rows_of(const pk_tensor *tensor) {
@@ -14,6 +15,12 @@ static pk_vector vector_of(const pk_tensor *tensor) {
 
 static pk_guard guard_of(const pk_tensor *tensor) {
   return (pk_guard){pk_tensor_data(tensor), tensor->stride};
+}
+
+/* Each worker's learning rate, or the one of all. */
+static pk_rates rates_of(const pk_tensor *scalars) {
+  bool own = scalars->shape[0] > PK_SCALARS_SIZE;
+  return (pk_rates){.first = own ? PK_SCALARS_SIZE : PK_SCALAR_LR, .step = own};
 }
 
 pk_status pk_cuda_inverse_count(const pk_call *call) {
@@ -107,6 +114,7 @@ pk_status pk_cuda_adamw(const pk_call *call) {
                      .blocks = pk_tensor_data(blocks),
                      .blocks_stride = blocks->stride,
                      .scalars = vector_of(call->inputs[5]),
+                     .rates = rates_of(call->inputs[5]),
                      .guard = guard_of(call->inputs[6]),
                      .adapts = true};
   return run_step(call, &job);
@@ -124,6 +132,7 @@ pk_status pk_cuda_update(const pk_call *call) {
                      .blocks = pk_tensor_data(blocks),
                      .blocks_stride = blocks->stride,
                      .scalars = vector_of(call->inputs[8]),
+                     .rates = rates_of(call->inputs[8]),
                      .guard = guard_of(call->inputs[9]),
                      .bf16 = rows_of(call->inputs[10]),
                      .clips = true,
@@ -131,6 +140,62 @@ pk_status pk_cuda_update(const pk_call *call) {
                      .mixes_first = !last,
                      .mixes_last = last};
   return run_step(call, &job);
+}
+
+/* --- sgd and blend --- */
+
+pk_status pk_cuda_sgd(const pk_call *call) {
+  const pk_tensor *x = call->inputs[0], *blocks = call->inputs[3];
+  if (x->numel == 0) return PK_OK;
+  pk_sgd_job job = {.x = rows_of(x),
+                    .g = rows_of(call->inputs[1]),
+                    .m = rows_of(call->inputs[2]),
+                    .blocks = pk_tensor_data(blocks),
+                    .blocks_stride = blocks->stride,
+                    .scalars = vector_of(call->inputs[4]),
+                    .rates = rates_of(call->inputs[4]),
+                    .guard = guard_of(call->inputs[5]),
+                    .workers = x->shape[0],
+                    .columns = pk_tensor_inner(x),
+                    .dtype = x->dtype,
+                    .nesterov = call->attributes.integers[0] != 0};
+  return pk_cuda_launched(call, pk_launch_sgd(&job, pk_cuda_of(call)->stream));
+}
+
+pk_status pk_cuda_blend(const pk_call *call) {
+  const pk_tensor *y = call->inputs[0], *x = call->inputs[1], *factor = call->inputs[3];
+  if (y->numel == 0) return PK_OK;
+  pk_blend_job job = {.y = rows_of(y),
+                      .x = rows_of(x),
+                      .factor = factor ? vector_of(factor) : (pk_vector){NULL, 0},
+                      .guard = guard_of(call->inputs[2]),
+                      .rows = y->shape[0],
+                      .columns = pk_tensor_inner(y),
+                      .dtype = y->dtype,
+                      .own = call->attributes.numbers[0],
+                      .scale = call->attributes.numbers[1]};
+  if (x->shape[0] == 1) job.x.stride = 0;
+  return pk_cuda_launched(call, pk_launch_blend(&job, pk_cuda_of(call)->stream));
+}
+
+/* --- topk_mask and random_columns --- */
+
+pk_status pk_cuda_topk_mask(const pk_call *call) {
+  const pk_tensor *x = call->inputs[0], *y = call->outputs[0];
+  if (x->numel == 0) return PK_OK;
+  return pk_cuda_launched(call, pk_launch_topk_mask(rows_of(x), rows_of(y), x->shape[0],
+                                                    x->shape[1], call->attributes.integers[0],
+                                                    x->dtype, pk_cuda_of(call)->stream));
+}
+
+pk_status pk_cuda_random_columns(const pk_call *call) {
+  const pk_tensor *y = call->outputs[0];
+  uint32_t key[2];
+  if (y->numel == 0) return PK_OK;
+  pk_random_key((uint64_t)call->attributes.integers[1], "", key);
+  return pk_cuda_launched(call, pk_launch_random_columns(pk_tensor_data(y), y->numel, y->dtype, key,
+                                                         vector_of(call->inputs[0]),
+                                                         pk_cuda_of(call)->stream));
 }
 
 /* --- average and consensus_distance --- */

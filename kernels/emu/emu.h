@@ -234,6 +234,11 @@ inline float __fmul_rn(float a, float b) {
 inline float __fadd_rn(float a, float b) {
   return a + b;
 }
+inline long long __double_as_longlong(double x) {
+  long long bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
 inline unsigned __float_as_uint(float x) {
   unsigned bits;
   memcpy(&bits, &x, sizeof bits);

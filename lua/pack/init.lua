@@ -36,7 +36,11 @@ pack.modules = {
   tokenizer = "pack.data.tokenizer",
   -- training
   golden = "pack.train.golden",
-  optim = "pack.train.adamw",
+  golden_algorithm = "pack.train.golden_algorithm",
+  algorithms = "pack.algorithms",
+  optim = "pack.optim",
+  step = "pack.train.step",
+  updater = "pack.train.updater",
   plan = "pack.train.plan",
   schedule = "pack.train.schedule",
   topology = "pack.mixing.topology",

@@ -138,14 +138,14 @@ end
 
 local function reduction(name)
   plain[name] = function(b)
-    local x = any_float(b, function(one) return name ~= "maximum" or not one.tracked end)
+    local x = any_float(b, function(one) return name ~= "max" or not one.tracked end)
     if not x then return end
     local axes, keep = {}, b:chance(2)
     for d = 0, #x.shape - 1 do
       if b:chance(2) then axes[#axes + 1] = d end
     end
     local shape, count = reduced(x, axes, keep)
-    if name == "maximum" and count == 0 or name == "mean" and count == 0 then return end
+    if name == "max" and count == 0 or name == "mean" and count == 0 then return end
     local lo, hi = x.store.lo, x.store.hi
     if name == "sum" then lo, hi = math.min(lo * count, 0), math.max(hi * count, 0) end
     if name == "sum" and count > 0 and x.store.lo > 0 then lo = x.store.lo * count end
@@ -155,7 +155,7 @@ end
 
 reduction "sum"
 reduction "mean"
-reduction "maximum"
+reduction "max"
 
 function plain.sum_to(b)
   local x = any_float(b)

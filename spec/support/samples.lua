@@ -57,6 +57,7 @@ end
 
 samples.add, samples.subtract, samples.multiply = pair(-1, 1), pair(-1, 1), pair(-1, 1)
 samples.divide = pair(0.1, 2)
+samples.minimum, samples.maximum, samples.less = pair(-1, 1), pair(-1, 1), pair(-1, 1)
 
 local function map(low, high, attributes)
   return function(draw, dtype)
@@ -65,7 +66,8 @@ local function map(low, high, attributes)
 end
 
 samples.affine = map(-2, 2, {scale = -1.7, shift = 0.3})
-samples.negate, samples.copy = map(-2, 2), map(-2, 2)
+samples.negate, samples.copy, samples.abs = map(-2, 2), map(-2, 2), map(-2, 2)
+samples.sign, samples.round, samples.floor = map(-2, 2), map(-9, 9), map(-9, 9)
 samples.exp, samples.sigmoid, samples.silu = map(-9, 9), map(-9, 9), map(-9, 9)
 samples.log, samples.sqrt, samples.rsqrt = map(0.01, 9), map(0.01, 9), map(0.01, 9)
 
@@ -84,7 +86,7 @@ local function reduction(draw, dtype)
   return {inputs = {floats(draw, shape, dtype)}, attributes = {axes = axes, keep = draw(0, 1) == 1}}
 end
 
-samples.sum, samples.mean, samples.maximum = reduction, reduction, reduction
+samples.sum, samples.mean, samples.max = reduction, reduction, reduction
 
 function samples.sum_to(draw, dtype)
   local shape, to = any_shape(draw, 2), {}
@@ -418,6 +420,37 @@ function samples.update(draw, dtype)
     arena(draw, dtype, -0.1, 0.1, shape), arena(draw, dtype, 0, 0.1, shape), floats(draw, {n}, "f64", 0.1, 2),
     floats(draw, {n}, "f64", 0.1, 3), mixing(draw, n), decays(draw, shape[2] / 64), scalars(draw), guard(draw),
     draw(0, 1) == 1 and arena(draw, "bf16", -1, 1, shape)}, attributes = {combine_last = draw(0, 1) == 1}}
+end
+
+function samples.sgd(draw, dtype)
+  local shape = {draw(1, 9), 64 * draw(1, 12)}
+  local s = scalars(draw)
+  if draw(0, 1) == 1 then -- a learning rate for each worker
+    for i = 1, shape[1] do s.values[12 + i] = draw(1, 100) / 1000 end
+    s.shape = {12 + shape[1]}
+  end
+  return {inputs = {arena(draw, dtype, -1, 1, shape), arena(draw, dtype, -1, 1, shape),
+    draw(0, 1) == 1 and arena(draw, dtype, -0.1, 0.1, shape), decays(draw, shape[2] / 64), s, guard(draw)},
+    attributes = {nesterov = draw(0, 1) == 1}}
+end
+
+function samples.blend(draw, dtype)
+  local rows, columns = draw(1, 9), draw(1, 900)
+  local from = draw(0, 1) == 1 and 1 or rows
+  return {inputs = {floats(draw, {rows, columns}, dtype), floats(draw, {from, columns}, dtype), guard(draw),
+    draw(0, 1) == 1 and floats(draw, {rows, 1}, "f64", -1, 1)},
+    attributes = {own = draw(0, 2) / 2, scale = draw(-10, 10) / 10}}
+end
+
+function samples.topk_mask(draw, dtype)
+  local columns = draw(1, 900)
+  local x = floats(draw, {draw(1, 9), columns}, dtype)
+  for i = 1, #x.values, 3 do x.values[i] = draw(-2, 2) end -- with equal ones
+  return {inputs = {x}, attributes = {count = draw(0, columns)}}
+end
+
+function samples.random_columns(draw, dtype)
+  return {inputs = {scalars(draw)}, attributes = {dtype = dtype, seed = draw(0, 1e6), columns = draw(1, 900)}}
 end
 
 function samples.average(draw, dtype)

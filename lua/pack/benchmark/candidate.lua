@@ -25,13 +25,17 @@ local product_dtypes = {f64 = "f64", f32 = "f32", amp = "bf16"}
 
 -- Inputs -----------------------------------------------------------------------------------------
 
--- Gives a trainer the same batch at every step, of random tokens: the same samples for every number of workers.
-local function repeat_one_batch(trainer, config)
-  trainer:open_loader(data.synthetic(config).train)
-  trainer.batches:next(trainer.host_tokens, trainer.host_targets)
-  trainer.batches:close()
+-- Batches that are the same at every step, of random tokens: the same samples for every number of workers.
+local function repeated_batch(config)
+  local batches, taken = trainer_module.batches(config, data.synthetic(config).train), false
   local function nothing() end
-  trainer.batches = {next = nothing, close = nothing, set_cursor = nothing, cursor = function() return 0 end}
+  local function first(_, tokens, targets)
+    if taken then return end
+    taken = true
+    batches:next(tokens, targets)
+    batches:close()
+  end
+  return {next = first, close = nothing, set_cursor = nothing, cursor = function() return 0 end}
 end
 
 -- Measuring --------------------------------------------------------------------------------------
@@ -56,9 +60,8 @@ local function prepare(job, result)
   for _, remark in ipairs(remarks) do print(remark) end
   local opened = job.data == "cache" and data.open(config)
   local trainer = trainer_module.create(config, {context = context, train = opened and opened.train,
-    dtype = job.dtype == "f64" and "f64" or nil})
-  if not opened then repeat_one_batch(trainer, config) end
-  if job.mode == "sequential" then sequential.apply(trainer) end
+    batches = not opened and repeated_batch(config) or nil,
+    dtype = job.dtype == "f64" and "f64" or nil, compute = job.mode == "sequential" and sequential.compute or nil})
   context:synchronize()
   result.setup_seconds = C.pk_clock() - job.started
   result.dtype = job.dtype or config.runtime.amp and "amp" or "f32"

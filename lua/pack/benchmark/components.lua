@@ -16,17 +16,17 @@ local MOST_RUNS, LONGEST_SECONDS = 5, 2
 components.names = {"compute", "clip", "mix", "optimizer"}
 
 -- Clipping as operations of their own: norms, the look for values that are not finite, and the clipping.
-local function clip(optimizer, losses, counts)
-  local gradients, scale = optimizer.gradients.tensor, ops.inverse_count(counts)
+local function clip(update, losses, counts)
+  local gradients, scale = update.gradients.tensor, ops.inverse_count(counts)
   local norm = ops.gradient_norm(gradients, scale)
-  ops.check_finite(losses, norm, optimizer.scalars, optimizer.guard)
-  ops.clip(gradients, scale, norm, optimizer.scalars, optimizer.guard)
+  ops.check_finite(losses, norm, update.scalars, update.guard)
+  ops.clip(gradients, scale, norm, update.scalars, update.guard)
 end
 
 -- The parts as functions that only launch operations, and the tensors between them.
 local function parts_of(trainer)
-  local model, optimizer = trainer.model, trainer.optimizer
-  local weights, scalars, guard = model.arena.tensor, optimizer.scalars, optimizer.guard
+  local model, update, optimizer = trainer.model, trainer.updater, trainer.optimizer
+  local weights, scalars, guard = model.arena.tensor, update.scalars, update.guard
   local function between(dtype)
     return tensor.zeros({trainer.num_models}, dtype, {category = "workspace", context = trainer.context})
   end
@@ -37,11 +37,11 @@ local function parts_of(trainer)
     ops.copy(losses, {out = kept.losses})
     ops.copy(counts, {out = kept.counts})
   end
-  function parts.clip() clip(optimizer, kept.losses, kept.counts) end
-  function parts.mix() ops.mix(weights, optimizer.mixing, scalars, guard) end
+  function parts.clip() clip(update, kept.losses, kept.counts) end
+  function parts.mix() ops.mix(weights, update.mixing, scalars, guard) end
   function parts.optimizer()
-    ops.adamw(weights, optimizer.gradients.tensor, optimizer.exp_avg.tensor, optimizer.exp_avg_sq.tensor,
-      optimizer.blocks, scalars, guard)
+    ops.adamw(weights, update.gradients.tensor, optimizer.exp_avg.tensor, optimizer.exp_avg_sq.tensor,
+      update.blocks, scalars, guard)
   end
   return parts, kept
 end

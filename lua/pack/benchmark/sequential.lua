@@ -27,7 +27,7 @@ end
 -- One worker with its part of the batch, its gradients, and where its loss and count go.
 local function ordinary(trainer, index, losses, counts)
   local model = model_of(trainer, index)
-  local one = {model = model, gradients = trainer.optimizer.gradients:row(index),
+  local one = {model = model, gradients = trainer.updater.gradients:row(index),
     loss = entry(losses, index), count = entry(counts, index), tokens = entry(trainer.tokens, index),
     targets = entry(trainer.targets, index)}
   return one
@@ -35,14 +35,13 @@ end
 
 -- Forward and backward of one worker in a micro-step.
 local function compute(one, micro)
-  local accumulate = micro > 1
-  local loss, count = one.model:backward(one.tokens, one.targets, one.gradients, accumulate)
-  ops.copy(loss, {out = one.loss, accumulate = accumulate})
-  ops.copy(count, {out = one.count, accumulate = accumulate})
+  local loss, count = one.model:backward(one.tokens, one.targets, one.gradients, micro > 1)
+  ops.copy(loss, {out = one.loss})
+  ops.copy(count, {out = one.count})
 end
 
---- Makes a trainer that has not taken a step compute its workers one after the other.
-function sequential.apply(trainer)
+--- What a trainer computes a micro-step's gradients by (compute of pack.trainer.create): its workers one after the other.
+function sequential.compute(trainer)
   local function per_worker(dtype)
     return tensor.zeros({trainer.num_models}, dtype, {category = "workspace", context = trainer.context})
   end
@@ -50,7 +49,7 @@ function sequential.apply(trainer)
   for index = 0, trainer.num_models - 1 do
     workers[index + 1] = ordinary(trainer, index, losses, counts)
   end
-  function trainer.compute(_, micro)
+  return function(micro)
     for _, one in ipairs(workers) do compute(one, micro) end
     return losses, counts
   end

@@ -39,12 +39,14 @@ dispatch.dtypes = {f64 = 0, f32 = 1, bf16 = 2, i32 = 3}
 -- What an attribute is when it is not given; one that is not here must be given.
 local common_defaults = {
   keep = 0, axes = {}, transpose_a = 0, transpose_b = 0, inverse = 0, before = 0, after = 0,
-  start = 0, combine_last = 0, bf16 = 0, seed = 0, mean = 0, deviation = 1, shift = 0,
+  start = 0, combine_last = 0, bf16 = 0, nesterov = 0, seed = 0, mean = 0, deviation = 1, shift = 0,
 }
 local defaults = {
   affine = {scale = 1},
+  blend = {own = 0, scale = 1},
   check_finite = {largest = math.huge},
   fill = {dtype = 1},
+  random_columns = {dtype = 1},
   random_normal = {dtype = 1},
   random_uniform = {dtype = 1},
 }

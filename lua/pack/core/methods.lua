@@ -58,11 +58,8 @@ end
 
 --- The largest value over axes: t:max(-1).
 function methods:max(...)
-  return run(self, "maximum", "axes", ...)
+  return run(self, "max", "axes", ...)
 end
-
---- The same by the operation's name.
-methods.maximum = methods.max
 
 --- Dimension i of the result is dimension axes[i] of this one: t:permute(1, 0, 2).
 function methods:permute(...)

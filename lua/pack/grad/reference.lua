@@ -14,7 +14,7 @@ end
 -- The largest value along the last axis: a constant to gradients, which it cancels from. 0 where there is none.
 local function largest(x)
   local empty = x:size(x.rank - 1) == 0
-  return (empty and ops.sum or ops.maximum)(x:detach(), {axes = {x.rank - 1}, keep = true})
+  return (empty and ops.sum or ops.max)(x:detach(), {axes = {x.rank - 1}, keep = true})
 end
 
 --- x [N, R, d] / sqrt(mean(x^2) + eps) * weight [N, d].

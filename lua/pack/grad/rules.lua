@@ -79,6 +79,31 @@ rules.negate = {
   end,
 }
 
+-- The gradient goes where the smaller or larger one came from; of equal ones, half to each.
+local function choice(first_wins)
+  return {
+    shapes = true,
+    saves = {a = true, b = true},
+    backward = function(b, g, node)
+      local left, right = node.inputs[1], node.inputs[2]
+      local first, second = ops.less(left, right), ops.less(right, left)
+      if not first_wins then first, second = second, first end
+      local tie = ops.affine(ops.add(first, second), {scale = -0.5, shift = 0.5})
+      if b:wants(1) then give_broadcast(b, 1, ops.multiply(g, ops.add(first, tie)), node) end
+      if b:wants(2) then give_broadcast(b, 2, ops.multiply(g, ops.add(second, tie)), node) end
+    end,
+  }
+end
+
+rules.minimum, rules.maximum = choice(true), choice(false)
+
+rules.abs = {
+  saves = {x = true},
+  backward = function(b, g, node)
+    b:emit(1, "multiply", {g, ops.sign(node.inputs[1])})
+  end,
+}
+
 rules.exp = {
   saves = {y = true},
   backward = function(b, g, node)

@@ -87,12 +87,13 @@ local ADAMW = 15
 --- The work of each operation by name: {flops = function(call), bytes = function(call) (default: every input
 -- and output once), product (it multiplies matrices), model_flops = function(call) (of products)}.
 work.rows = {
-  add = each(1), subtract = each(1), multiply = each(1), divide = each(1),
-  affine = each(2), negate = each(1), exp = each(1), log = each(1), sqrt = each(1), rsqrt = each(2),
+  add = each(1), subtract = each(1), multiply = each(1), divide = each(1), minimum = each(1), maximum = each(1), less = each(1),
+  affine = each(2), negate = each(1), abs = each(1), sign = each(1), round = each(1), floor = each(1),
+  exp = each(1), log = each(1), sqrt = each(1), rsqrt = each(2),
   sigmoid = each(4), silu = each(5), cast = nothing,
   copy = {flops = function(call) return adds(call, 1) and numel(call.outputs[1]) or 0 end},
 
-  sum = each(1, 1), maximum = each(1, 1), sum_to = each(1, 1),
+  sum = each(1, 1), max = each(1, 1), sum_to = each(1, 1),
   mean = {flops = function(call) return numel(call.inputs[1]) + numel(call.outputs[1]) end},
 
   reshape = nothing, transpose = nothing, pad = nothing, concat = nothing, expand = nothing, causal_mask = nothing,
@@ -142,12 +143,22 @@ work.rows = {
     return 2 * call.inputs[1].shape[1] * numel(call.inputs[1])
   end}, and_writes(1)),
   adamw = with_bytes(each(ADAMW, 1), and_writes(1, 3, 4)),
+  sgd = with_bytes(each(6, 1), function(call)
+    return whole(call) + bytes_of(call.inputs[1]) + bytes_of(call.inputs[3])
+  end),
+  blend = {flops = each(3, 1).flops, bytes = function(call)
+    return whole(call) + (call.attributes.own == 0 and 0 or bytes_of(call.inputs[1]))
+  end},
   update = {
     flops = function(call) return (2 + 2 * call.inputs[1].shape[1] + ADAMW) * numel(call.inputs[1]) end,
     -- The last input, the copy in bf16, is written alone.
     bytes = and_writes(1, 3, 4),
   },
 
+  topk_mask = {flops = nothing.flops, bytes = function(call)
+    return 5 * bytes_of(call.inputs[1]) + bytes_of(call.outputs[1]) -- a pass for each digit of the keys, two to write
+  end},
+  random_columns = each(1),
   average = each(1, 1), consensus_distance = each(4, 1),
 }
 

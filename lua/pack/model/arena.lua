@@ -85,6 +85,12 @@ function Layout:blocks(context)
   return tensor.from(flags, "i32", {category = "workspace", context = context})
 end
 
+--- The columns of a layout's entry of a tensor [N, D] as a tensor [N, shape...], a view.
+function arena.columns(whole, entry)
+  local shape = whole:sizes()
+  return whole:view {shape = {shape[1], unpack(entry.shape)}, stride = whole.stride, offset = entry.start}
+end
+
 local Arena = {}
 Arena.__index = Arena
 
@@ -101,9 +107,7 @@ end
 function Arena:view(name)
   local view = self.views[name]
   if view then return view end
-  local entry = self.layout:entry(name)
-  view = self.tensor:view {shape = {self.num_workers, unpack(entry.shape)},
-    stride = self.layout.size, offset = entry.start}
+  view = arena.columns(self.tensor, self.layout:entry(name))
   self.views[name] = view
   return view
 end

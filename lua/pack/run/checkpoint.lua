@@ -1,7 +1,7 @@
 --- Training states: all that a run needs to go on to the same bits, in a file of its own.
 --
--- A state is a safetensors file inside zstd: tensors parameters/NAME, exp_avg/NAME and exp_avg_sq/NAME
--- [N, ...] and guard (what the device counted); metadata "config", the resolved configuration, and
+-- A state is a safetensors file inside zstd: tensors parameters/NAME, and in the same way what optimizer and algorithm keep,
+-- such as exp_avg/NAME [N, ...], and guard (what the device counted); metadata "config", the resolved configuration, and
 -- "state", JSON with counters, the position in the data, the best evaluation and where it was written. There is
 -- no state of random numbers: every draw is a function of a seed and a position.
 local arena = require "pack.model.arena"
@@ -25,21 +25,20 @@ local EXTENSION = ".state.safetensors.zst"
 
 -- What is in a state -----------------------------------------------------------------------------
 
--- {prefix, arena} of everything that has the shape of the parameters.
-local function arenas_of(trainer)
-  return {{"parameters/", trainer.model.arena}, {"exp_avg/", trainer.optimizer.exp_avg},
-    {"exp_avg_sq/", trainer.optimizer.exp_avg_sq}}
-end
-
---- The tensors of a trainer's state, a list of {name, tensor}; without the padding of the arenas.
+--- The tensors of a trainer's state, a list of {name, tensor}: what its updater keeps (see pack.updater), columns by the
+-- names of the parameters and without the padding between them, and the guard.
 function checkpoint.tensors(trainer)
   local list = {}
-  for _, pair in ipairs(arenas_of(trainer)) do
-    for _, entry in ipairs(trainer.model.layout) do
-      list[#list + 1] = {name = pair[1] .. entry.name, tensor = pair[2]:view(entry.name)}
+  for _, kept in ipairs(trainer.updater.kept) do
+    if kept.arena then
+      for _, entry in ipairs(trainer.model.layout) do
+        list[#list + 1] = {name = kept.name .. "/" .. entry.name, tensor = kept.arena:view(entry.name)}
+      end
+    else
+      list[#list + 1] = {name = kept.name, tensor = kept.tensor}
     end
   end
-  list[#list + 1] = {name = "guard", tensor = trainer.optimizer.guard}
+  list[#list + 1] = {name = "guard", tensor = trainer.updater.guard}
   return list
 end
 
@@ -285,6 +284,10 @@ local function read_arena(file, prefix, into)
   for _, entry in ipairs(into.layout) do file:read_into(prefix .. entry.name, into:view(entry.name)) end
 end
 
+local function same_workers(state, trainer)
+  return state.info.num_models == trainer.num_models
+end
+
 local function read_converted(state, prefix, into, conversion, context)
   local saved = arena.create(into.layout, state.info.num_models,
     {dtype = into.tensor.dtype, category = "workspace", context = context})
@@ -293,18 +296,24 @@ local function read_converted(state, prefix, into, conversion, context)
   saved:free()
 end
 
+-- Reads what is kept by a name. What all workers share, one row, stays as it is where their number changes.
+local function read_kept(state, kept, trainer, conversion)
+  local one = kept.arena
+  if one and (same_workers(state, trainer) or one.num_workers == 1) then
+    read_arena(state.file, kept.name .. "/", one)
+  elseif one then
+    read_converted(state, kept.name .. "/", one, conversion, trainer.context)
+  elseif same_workers(state, trainer) then
+    state.file:read_into(kept.name, kept.tensor)
+  end -- else it stays as the algorithm began it
+end
+
 --- Puts a trainer where the state was taken. conversion: "average" or "tile", where the number of workers
 -- differs: every worker becomes the average, or worker i becomes worker i mod N of the state's N.
 function State:restore(trainer, conversion)
   local info = self.info
-  for _, pair in ipairs(arenas_of(trainer)) do
-    if info.num_models == trainer.num_models then
-      read_arena(self.file, pair[1], pair[2])
-    else
-      read_converted(self, pair[1], pair[2], conversion, trainer.context)
-    end
-  end
-  self.file:read_into("guard", trainer.optimizer.guard)
+  for _, kept in ipairs(trainer.updater.kept) do read_kept(self, kept, trainer, conversion) end
+  self.file:read_into("guard", trainer.updater.guard)
   trainer.step_number, trainer.mixings = info.step, info.mixings
   trainer:set_cursor(info.cursor)
 end

@@ -7,10 +7,10 @@ local ffi = require "ffi"
 local files = require "pack.io.files"
 local json = require "pack.io.json"
 local ops = require "pack.core.ops"
-local optim = require "pack.train.adamw"
 local packed = require "pack.model.packed"
 local safetensors = require "pack.io.safetensors"
 local tensor = require "pack.core.tensor"
+local updater = require "pack.train.updater"
 local grad = require "pack.grad"
 
 local golden = {}
@@ -121,14 +121,14 @@ function Case:compare_logits(model)
 end
 
 -- One training step in micro-steps; returns loss sums and counts as double arrays.
-function Case:train_step(model, optimizer, step)
+function Case:train_step(model, update, step)
   local s = self.settings
   local n, rows = s.num_models, s.batch / s.accumulate
   local losses, counts
   for micro = 0, s.accumulate - 1 do
     local tokens = self:rows("tokens", step, micro * rows, rows)
     local targets = self:rows("targets", step, micro * rows, rows)
-    local loss, count = model:backward(tokens, targets, optimizer.gradients, micro > 0)
+    local loss, count = model:backward(tokens, targets, update.gradients, micro > 0)
     losses = losses and ops.add(losses, loss) or loss
     counts = counts and ops.add(counts, count) or count
   end
@@ -136,9 +136,9 @@ function Case:train_step(model, optimizer, step)
   if step == 0 then
     local factor = ffi.new("double[?]", n)
     for i = 0, n - 1 do factor[i] = host_counts[i] > 0 and 1 / host_counts[i] or 0 end
-    self:compare_arena("grad0", "grad0/", optimizer.gradients, factor)
+    self:compare_arena("grad0", "grad0/", update.gradients, factor)
   end
-  local norms = optimizer:step {t = step + 1, lr = s.lr[step + 1], mixing = self:mixing(step),
+  local norms = update:step {t = step + 1, lr = s.lr[step + 1], mixing = self:mixing(step),
     counts = counts, losses = losses}
   local means = losses:read_numbers()
   for i = 0, n - 1 do means[i] = host_counts[i] > 0 and means[i] / host_counts[i] or 0 end
@@ -181,7 +181,7 @@ function Case:compare_average(model)
 end
 
 --- Runs the case in a file with dtype "f64", "f32" or "amp".
--- options: dtype, context, fused (see optim.adamw). Returns {quantity = {value, name}}.
+-- options: dtype, context, fused (see pack.updater). Returns {quantity = {value, name}}.
 -- A path without a file is a usage error.
 function golden.run(path, options)
   local case = open(path, options)
@@ -191,13 +191,13 @@ function golden.run(path, options)
   case:load(model, "init/")
   local settings = {grad_clip = s.grad_clip ~= json.null and s.grad_clip or false}
   for key, value in pairs(s.optimizer) do settings[key] = value end
-  local optimizer = optim.adamw(model, settings, {scheme = s.scheme, fused = options.fused})
+  local update = updater.create(model, settings, {scheme = s.scheme, fused = options.fused})
   case:compare_logits(model)
-  for step = 0, s.steps - 1 do case:train_step(model, optimizer, step) end
-  optimizer:check()
+  for step = 0, s.steps - 1 do case:train_step(model, update, step) end
+  update:check()
   case:compare_arena("final", "final/", model.arena)
-  case:compare_arena("exp_avg", "exp_avg/", optimizer.exp_avg)
-  case:compare_arena("exp_avg_sq", "exp_avg_sq/", optimizer.exp_avg_sq)
+  case:compare_arena("exp_avg", "exp_avg/", update.optimizer.exp_avg)
+  case:compare_arena("exp_avg_sq", "exp_avg_sq/", update.optimizer.exp_avg_sq)
   case:compare_average(model)
   case.file:close()
   return case.result

@@ -26,7 +26,7 @@ local function take_step(one)
     one:recorded():run()
     return one:recorded()
   end
-  one.optimizer:prepare {t = 1, lr = 0, mixes = true, mixing = one.identity}
+  one.updater:prepare(one:plan_step(0, 0, 1))
   one:launch()
 end
 

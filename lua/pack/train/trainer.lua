@@ -1,20 +1,24 @@
 -- The training loop's machinery: data, model, optimizer, topology and schedule as one object that
 -- takes steps and evaluates. A recipe owns the loop; see recipes/train.lua.
+local algorithms = require "pack.algorithms"
 local configs = require "pack.config"
 local data = require "pack.data.source"
+local failure = require "pack.core.failure"
 local interrupt = require "pack.core.interrupt"
 local loader = require "pack.data.loader"
 local native = require "pack.native"
 local ops = require "pack.core.ops"
-local optim = require "pack.train.adamw"
 local packed = require "pack.model.packed"
 local recorded_step = require "pack.train.recorded"
 local runtime = require "pack.config.runtime"
 local schedule = require "pack.train.schedule"
 local tensor = require "pack.core.tensor"
 local topology = require "pack.mixing.topology"
+local updater = require "pack.train.updater"
 
 local trainer = {}
+
+local MOST_STEPS_AHEAD = 4096 -- that the forms of steps are looked for in
 
 local Trainer = {}
 Trainer.__index = Trainer
@@ -32,9 +36,41 @@ local function consensus_matrix(n, gamma, w)
   return rows
 end
 
+--- The training batches of a resolved configuration from a stream (see pack.loader); course: its schedule.
+function trainer.batches(config, train, course)
+  course = course or schedule.create(config)
+  return loader.create {
+    tokens = train, context_length = config.model.context_length,
+    num_models = config.decentralized.num_models, micro_batch_size = config.training.micro_batch_size,
+    accumulation = course.accumulation, seed = config.data.shuffle_seed,
+    limit_tokens = course.total_steps * config.training.batch_tokens + 1, -- the last one is a target only
+    buffer_mib = config.data.buffer_size_mib, prefetch = config.data.prefetch,
+  }
+end
+
+-- The algorithm that a configuration names, or one that a recipe gave.
+local function algorithm_of(config, given)
+  if given and given.options and getmetatable(given) then return given end
+  local settings = config.decentralized.algorithm or {name = "gossip"}
+  local algorithm = given or algorithms.find(settings.name)
+  if not algorithm then
+    failure.usage("there is no algorithm %s; there are %s. A recipe's own is made known by pack.algorithms.define",
+      tostring(settings.name), table.concat(algorithms.list(), ", "))
+  end
+  local refusal = algorithm.refuse and algorithm.refuse(config)
+  if refusal then failure.usage("decentralized.algorithm %s: %s", algorithm.name, refusal) end
+  local one = algorithms.create(algorithm, settings)
+  one.seed = config.runtime.seed
+  return one
+end
+
 --- A trainer for a resolved configuration.
 -- options: context, train and validation (token streams, see pack.data; without train it can be planned, not
--- run), validation_complete (true), fused (see optim.adamw), dtype of parameters and arithmetic (f32; f64 to check).
+-- run), validation_complete (true), fused (see pack.updater), dtype of parameters and arithmetic (f32; f64 to check).
+-- What the configuration says can be given instead: model (a packed model), optimizer (see pack.optim), algorithm (a table
+-- of pack.algorithms, or an instance), topology (see pack.topology), batches (an object with next, cursor, set_cursor and
+-- close, see pack.loader), and compute(trainer), which returns a function (micro) that makes the gradients of a micro-step and
+-- returns loss sums and counts (default: the packed model's backward pass).
 function trainer.create(config, options)
   local self = setmetatable({}, Trainer)
   local decentralized = config.decentralized
@@ -44,19 +80,26 @@ function trainer.create(config, options)
   self.schedule = schedule.create(config)
   self.total_steps = self.schedule.total_steps
   self.accumulation = self.schedule.accumulation
-  self.topology = topology.create(decentralized.topology, self.num_models,
-    {seed = config.runtime.seed, group = decentralized.group or nil,
-      period = decentralized.period or nil})
-  self.model = packed.create(config.model, {num_models = self.num_models, context = options.context,
-    dtype = options.dtype, amp = config.runtime.amp == true, attention = config.runtime.attention})
-  self.model:initialize(config.runtime.seed)
-  self.optimizer = optim.adamw(self.model, config.optimizer,
-    {scheme = decentralized.scheme, fused = options.fused})
-  if options.train then self:open_loader(options.train) end
+  self.algorithm = algorithm_of(config, options.algorithm)
+  self.topology = options.topology or topology.create(decentralized.topology, self.num_models,
+    {seed = config.runtime.seed, group = decentralized.group or nil, period = decentralized.period or nil,
+      column_stochastic = self.algorithm.column_stochastic})
+  self.model = options.model
+  if not self.model then
+    self.model = packed.create(config.model, {num_models = self.num_models, context = options.context,
+      dtype = options.dtype, amp = config.runtime.amp == true, attention = config.runtime.attention})
+    self.model:initialize(config.runtime.seed)
+  end
+  self.updater = updater.create(self.model, config.optimizer, {scheme = decentralized.scheme, fused = options.fused,
+    optimizer = options.optimizer, algorithm = self.algorithm})
+  self.optimizer = self.updater.optimizer
+  self.batches = options.batches
+  if options.train and not self.batches then self.batches = trainer.batches(config, options.train, self.schedule) end
   self.validation, self.validation_complete = options.validation, options.validation_complete ~= false
   self.identity = consensus_matrix(self.num_models)
   self.step_number, self.mixings = 0, 0
   self:allocate_batch()
+  self.gradients_of = options.compute and options.compute(self)
   return self
 end
 
@@ -74,18 +117,6 @@ function trainer.open(source, settings)
   return self
 end
 
--- The loader of the training batches.
-function Trainer:open_loader(train)
-  local config = self.config
-  self.batches = loader.create {
-    tokens = train, context_length = config.model.context_length,
-    num_models = self.num_models, micro_batch_size = config.training.micro_batch_size,
-    accumulation = self.accumulation, seed = config.data.shuffle_seed,
-    limit_tokens = self.total_steps * config.training.batch_tokens + 1, -- the last one is a target only
-    buffer_mib = config.data.buffer_size_mib, prefetch = config.data.prefetch,
-  }
-end
-
 -- The tensors that a micro-batch is copied into, the batch on the host, and the sums over micro-steps.
 function Trainer:allocate_batch()
   local rows, length = self.config.training.micro_batch_size, self.config.model.context_length
@@ -98,7 +129,9 @@ function Trainer:allocate_batch()
     return tensor.zeros({self.num_models}, dtype, {category = "workspace", context = self.context})
   end
   self.tokens, self.targets = device_batch(), device_batch()
-  if self.accumulation > 1 then self.losses, self.counts = sums(self.model.dtype), sums("f64") end
+  if self.accumulation > 1 or not self.updater.fused then
+    self.losses, self.counts = sums(self.model.dtype), sums("f64")
+  end
   self.host_tokens = native.array("int32_t[?]", self.accumulation * self.micro_elements)
   self.host_targets = native.array("int32_t[?]", self.accumulation * self.micro_elements)
 end
@@ -107,6 +140,7 @@ end
 function Trainer:mixing_matrix(gamma, mixes)
   if not mixes then return self.identity end
   local w = self.topology:matrix(self.mixings)
+  if self.algorithm.matrix then w = self.algorithm:matrix(w, self.mixings) end
   return gamma == 1 and w or consensus_matrix(self.num_models, gamma, w)
 end
 
@@ -121,8 +155,13 @@ end
 -- overwrites. Returns loss sums and counts of valid targets per worker so far, tensors [N].
 function Trainer:compute(micro)
   local accumulate = (micro or 1) > 1
-  local loss, count = self.model:backward(self.tokens, self.targets, self.optimizer.gradients, accumulate)
-  if self.accumulation == 1 then return loss, count end
+  local loss, count
+  if self.gradients_of then
+    loss, count = self.gradients_of(micro or 1)
+  else
+    loss, count = self.model:backward(self.tokens, self.targets, self.updater.gradients, accumulate)
+  end
+  if not self.losses then return loss, count end
   ops.copy(loss, {out = self.losses, accumulate = accumulate})
   ops.copy(count, {out = self.counts, accumulate = accumulate})
   return self.losses, self.counts
@@ -136,7 +175,29 @@ function Trainer:launch()
     self:write_batch(micro)
     losses, counts = self:compute(micro)
   end
-  return losses, counts, self.optimizer:update(losses, counts)
+  return losses, counts, self.updater:update(losses, counts)
+end
+
+--- What update t takes from the host: t, lr, gamma, mixes, mixings (before it) and the matrix.
+function Trainer:plan_step(t, lr, gamma)
+  local mixes = self.schedule:mixes(t)
+  return {t = t + 1, lr = lr, mixes = mixes, mixings = self.schedule:mixings(t),
+    mixing = self:mixing_matrix(gamma, mixes)}
+end
+
+--- The forms of the coming steps (see pack.updater), a list of {form, t}, t being the first step that has it; of a long
+-- run those of the next MOST_STEPS_AHEAD steps.
+function Trainer:forms()
+  local first, last = self.step_number, math.min(self.total_steps, self.step_number + MOST_STEPS_AHEAD) - 1
+  local list, seen = {}, {}
+  for t = first, math.max(first, last) do
+    local form = self.updater:form_of {t = t + 1, mixes = self.schedule:mixes(t), mixings = self.schedule:mixings(t)}
+    if not seen[form] then
+      seen[form] = true
+      list[#list + 1] = {form = form, t = t}
+    end
+  end
+  return list
 end
 
 --- The step as recorded programs (pack.train.recorded); made at first use.
@@ -146,10 +207,10 @@ function Trainer:recorded()
 end
 
 -- Runs the step's operations, recorded or one by one.
-function Trainer:run_step()
+function Trainer:run_step(form)
   if not self.config.runtime.compile then return self:launch() end
-  local losses, counts, norms = self:recorded():run()
-  self.optimizer:updated()
+  local losses, counts, norms = self:recorded():run(form)
+  self.updater:updated()
   return losses, counts, norms
 end
 
@@ -192,18 +253,20 @@ local function take_step(self, lr, gamma)
   local mixes = self.schedule:mixes(t)
   native.C.pk_range_step(self.context.handle, t)
   self:next_batch()
-  self.optimizer:prepare {t = t + 1, lr = lr, mixes = mixes,
-    mixing = self:mixing_matrix(gamma, mixes)}
-  local losses, counts, norms = self:run_step()
-  self.host_results = tensor.read_all({losses, counts, norms, self.optimizer.guard}, self.host_results)
-  self.optimizer:check(self.host_results[4])
+  local step = self:plan_step(t, lr, gamma)
+  local form = self.updater:prepare(step)
+  local losses, counts, norms = self:run_step(form)
+  self.host_results = tensor.read_all({losses, counts, norms, self.updater.guard}, self.host_results)
+  self.updater:check(self.host_results[4])
   self.step_number, self.unfinished = t + 1, nil
   if mixes then self.mixings = self.mixings + 1 end
+  local sent = self.program and self.program.sent[form] or self.updater:sent()
+  self.bytes_sent = self.updater:bytes_sent(sent, step.mixing)
 end
 
 --- Takes one optimizer step and returns its record, a row of metrics.jsonl:
 -- step, tokens, epoch, loss, loss_worker, grad_norm_worker, lr, gamma, topology_phase, step_seconds,
--- tokens_per_second, memory_bytes. Raises when a loss or norm is not finite. A step that ^C interrupts, or that
+-- tokens_per_second, memory_bytes, bytes_sent (mean over the workers). Raises when a loss or norm is not finite. A step that ^C interrupts, or that
 -- fails, has not happened: weights, moments, counters and position are as before, and the next one takes its batch.
 function Trainer:step()
   local began = native.C.pk_clock()
@@ -218,7 +281,7 @@ function Trainer:step()
     loss = mean_loss(n, sums, host_counts), loss_worker = per_worker(n, sums, host_counts),
     grad_norm_worker = per_worker(n, host_norms), lr = lr, gamma = gamma,
     topology_phase = phase, step_seconds = seconds,
-    tokens_per_second = batch_tokens / seconds, memory_bytes = self.context:peak(),
+    tokens_per_second = batch_tokens / seconds, memory_bytes = self.context:peak(), bytes_sent = self.bytes_sent,
   }
   return record
 end
@@ -265,7 +328,7 @@ function Trainer:free()
   for _, name in ipairs {"tokens", "targets", "losses", "counts"} do
     if self[name] then self[name]:free() end
   end
-  self.optimizer:free()
+  self.updater:free()
   self.model:free()
 end
 
