@@ -102,7 +102,7 @@ describe("a training step", function()
   local function state(one)
     local optimizer = one.optimizer
     return {numbers.bytes(one.model.arena.tensor), numbers.bytes(optimizer.exp_avg.tensor),
-      numbers.bytes(optimizer.exp_avg_sq.tensor), numbers.bytes(optimizer.guard), one:cursor(), one.step_number,
+      numbers.bytes(optimizer.exp_avg_sq.tensor), numbers.bytes(one.updater.guard), one:cursor(), one.step_number,
       one.mixings}
   end
 

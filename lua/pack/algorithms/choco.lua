@@ -9,8 +9,10 @@ local choco = {
   options = {
     {name = "compressor", type = "choice", default = "topk", choices = {"topk", "randk", "sign", "int8", "none"},
       help = "how differences are compressed"},
-    {name = "ratio", type = "number", default = 0.01, above = 0, maximum = 1, help = "part of the parameters that topk and randk send"},
-    {name = "consensus_lr", type = "number", default = 0.4, above = 0, maximum = 1, help = "gamma, how far weights move to the mixed copies"},
+    {name = "ratio", type = "number", default = 0.01, above = 0, maximum = 1,
+      help = "part of the parameters that topk and randk send"},
+    {name = "consensus_lr", type = "number", default = 0.4, above = 0, maximum = 1,
+      help = "gamma, how far weights move to the mixed copies"},
   },
 }
 

@@ -55,7 +55,7 @@ function gossip:dropped_pairs(k, n)
 end
 
 --- w with what these pairs gave each other moved to the diagonal.
-function gossip:without_pairs(w, pairs_down)
+function gossip.without_pairs(_, w, pairs_down)
   local changed = {}
   for i, row in ipairs(w) do changed[i] = {unpack(row)} end
   for _, pair in ipairs(pairs_down) do

@@ -39,6 +39,10 @@ function algorithms.define(algorithm)
     caller.raise("algorithm %s: there is one of this name in packlua", algorithm.name)
   end
   algorithm.options = algorithm.options or {}
+  if not algorithm.built_in then
+    local source = debug.getinfo(2, "S").source
+    algorithm.defined_by = source:match("([^/@]+)$")
+  end
   for _, row in ipairs(algorithm.options) do row.key = "decentralized.algorithm." .. row.name end
   defined[algorithm.name] = algorithm
   return algorithm

@@ -12,7 +12,7 @@ local slowmo = {
 }
 
 function slowmo.refuse(config)
-  if type(config.optimizer.lr) == "table" then return "workers have learning rates of their own, and it needs one for all" end
+  if config.optimizer.lr_factors then return "workers have learning rates of their own, and it needs one for all" end
 end
 
 function slowmo:start(s)

@@ -1,4 +1,5 @@
 --- What must hold between the keys of a configuration; each refusal shows the values.
+local algorithms = require "pack.algorithms"
 local architectures = require "pack.model.architectures"
 local failure = require "pack.core.failure"
 
@@ -87,6 +88,20 @@ local function check_schedule(optimizer)
   end
 end
 
+local function check_workers_rates(optimizer, workers)
+  local factors = optimizer.lr_factors
+  if factors and #factors ~= workers then
+    failure.usage("optimizer.lr_factors has %d factors for decentralized.num_models %d", #factors, workers)
+  end
+end
+
+-- Whether the algorithm goes with the rest. One that a recipe defines and this program does not know is left alone.
+local function check_algorithm(config)
+  local algorithm = algorithms.find(config.decentralized.algorithm.name)
+  local refusal = algorithm and algorithm.refuse and algorithm.refuse(config)
+  if refusal then failure.usage("decentralized.algorithm %s: %s", algorithm.name, refusal) end
+end
+
 local byte_tokenizer_ids = 257 -- 256 bytes and the end of a document
 
 --- Raises a usage error for the first thing that does not fit.
@@ -100,6 +115,8 @@ return function(config, parameters)
   check_batch(config.training, config.decentralized.num_models, config.model.context_length)
   check_horizon(config.training, parameters)
   check_schedule(config.optimizer)
+  check_workers_rates(config.optimizer, config.decentralized.num_models)
+  check_algorithm(config)
   check_checkpoints(config.training)
   check_topology(config.decentralized, config.runtime.seed)
 end

@@ -1,5 +1,6 @@
 --- Configurations: defaults, then a file, then --set, checked against the schema and resolved into one
 --- plain table config.SECTION.KEY in which every key is there and false means off or not given.
+local algorithms = require "pack.algorithms"
 local architectures = require "pack.model.architectures"
 local failure = require "pack.core.failure"
 local numbers = require "pack.core.numbers"
@@ -151,6 +152,10 @@ function accept.list(row, x, source)
   return list
 end
 
+function accept.numbers(row, x)
+  return list_of(type(x) == "number" and {x} or x, function(entry) return in_range(row, entry) end)
+end
+
 function accept.epochs(row, x)
   local function whole(entry) return is_whole(row, entry) end
   return whole(x) and x or list_of(x, whole)
@@ -169,6 +174,38 @@ function accept.fields(row, x, source)
     if not known[name] then
       failure.usage("%s: there is no key %s.%s; %s is %s", source, row.key, tostring(name), row.key,
         schema.expected(row))
+    end
+  end
+  return result
+end
+
+-- Options of an algorithm that a recipe defines, when another program reads its configuration: kept as they are.
+local function foreign_algorithm(x)
+  local result = {}
+  for name, entry in pairs(x) do
+    if type(name) ~= "string" or type(entry) == "table" then return nil end
+    result[name] = entry
+  end
+  return result
+end
+
+-- A name, or a table with a name and options; options that are not given get their defaults.
+function accept.algorithm(_, x, source)
+  local given = is_text(x) and {name = x} or x
+  if type(given) ~= "table" or not is_text(given.name) then return nil end
+  local algorithm = algorithms.find(given.name)
+  if not algorithm then return given.defined_by and foreign_algorithm(given) or nil end
+  local result, known = {name = given.name, defined_by = algorithm.defined_by}, {name = true, defined_by = true}
+  for _, option in ipairs(algorithm.options) do
+    known[option.name] = true
+    result[option.name] = given[option.name] == nil and option.default or check(source, option, given[option.name])
+  end
+  for name in pairs(given) do
+    if not known[name] then
+      local names = {}
+      for i, option in ipairs(algorithm.options) do names[i] = option.name end
+      failure.usage("%s: algorithm %s has no option %s; %s", source, given.name, tostring(name),
+        #names > 0 and "it has " .. table.concat(names, ", ") or "it has none")
     end
   end
   return result
@@ -209,6 +246,14 @@ function read.integer(_, text) return number_from(text) end
 function read.number(_, text) return number_from(text) end
 function read.string(_, text) return text end
 function read.list(_, text) return split(text) end
+function read.algorithm(_, text) return text end
+
+function read.numbers(_, text)
+  local parts = split(text)
+  for i, part in ipairs(parts) do parts[i] = number_from(part) end
+  return parts
+end
+
 function read.fields(_, text) return text end
 
 function read.boolean(_, text)
@@ -263,6 +308,19 @@ local function apply(result, source, layer)
   end
 end
 
+-- An algorithm's table with another name, or another value of an option.
+local function with_option(source, current, name, text)
+  if name == "name" then return {name = text} end
+  local changed = {}
+  for key, entry in pairs(current) do changed[key] = entry end
+  local algorithm = algorithms.find(current.name)
+  for _, option in ipairs(algorithm and algorithm.options or {}) do
+    if option.name == name then changed[name] = check(source, option, read_text(option, text)) end
+  end
+  if changed[name] == nil then changed[name] = number_from(text) end
+  return changed
+end
+
 -- Applies one --set argument, "section.key=value" or "section.key.field=value".
 local function apply_setting(result, setting)
   local key, text = setting:match("^([^=]+)=(.*)$")
@@ -282,6 +340,11 @@ local function apply_setting(result, setting)
     result[row.section][row.name] = check(source, row, body)
     return
   end
+  if row and row.type == "algorithm" then
+    local target = result[row.section]
+    target[row.name] = check(source, row, with_option(source, target[row.name], name, text))
+    return
+  end
   refuse_unknown(source, key:match("^([^.]+)%."), key:match("%.(.+)$") or key)
 end
 
@@ -297,7 +360,10 @@ end
 function config.defaults()
   local result = {}
   for _, section in ipairs(schema.sections) do result[section] = {} end
-  for _, row in ipairs(schema.rows) do result[row.section][row.name] = config.copy(row.default) end
+  for _, row in ipairs(schema.rows) do
+    local default = config.copy(row.default)
+    result[row.section][row.name] = row.type == "algorithm" and accept.algorithm(row, default, row.key) or default
+  end
   return result
 end
 

@@ -1,14 +1,17 @@
 --- The keys of a configuration: one row each, from which parsing, checks, --help and the documents come.
 --
 -- section, name   the key is section.name
--- type            integer | number | boolean | string | choice | list (of strings) | epochs (an integer
---                 or a list of them) | fields (a table with rows of its own)
+-- type            integer | number | boolean | string | choice | list (of strings) | numbers (a list) | epochs (an
+--                 integer or a list of them) | fields (a table with rows of its own) | algorithm (a name, or a
+--                 table with that and the algorithm's options)
 -- default         false together with nullable = true means: off or not given
 -- minimum, maximum, above, below    bounds of numbers (above and below are exclusive)
 -- choices         what a choice may be
 -- resume          "free": a resumed run may differ; "same": it must not
 -- also            other names that people try, for the suggestion in the refusal
+local algorithms = require "pack.algorithms"
 local architectures = require "pack.model.architectures"
+local optim = require "pack.optim"
 
 local schema = {}
 
@@ -70,14 +73,26 @@ local rows = {
       help = "tokens of the validation split; all if not given"},
   },
   optimizer = {
+    {name = "name", type = "choice", default = optim.names[1], choices = optim.names,
+      help = "what turns gradients into updates (docs/algorithms.md)"},
     {name = "lr", type = "number", default = 1e-3, minimum = 0, maximum = 100,
       help = "peak learning rate", also = {"learning_rate", "max_lr"}},
+    {name = "lr_factors", type = "numbers", nullable = true, default = false, minimum = 0, maximum = 1e6,
+      help = "factors on lr, one for each worker"},
     {name = "beta1", type = "number", default = 0.9, minimum = 0, below = 1,
-      help = "decay of the first moment", also = {"betas", "momentum"}},
+      help = "decay of the first moment", also = {"betas"}},
     {name = "beta2", type = "number", default = 0.95, minimum = 0, below = 1,
       help = "decay of the second moment"},
     {name = "eps", type = "number", default = 1e-8, above = 0, maximum = 1,
       help = "AdamW's epsilon", also = {"epsilon"}},
+    {name = "momentum", type = "number", nullable = true, default = false, minimum = 0, below = 1,
+      help = "of sgd and muon; 0.9 and 0.95 if not given"},
+    {name = "nesterov", type = "choice", default = "auto", choices = {"auto", true, false},
+      help = "Nesterov's momentum; auto: with muon"},
+    {name = "window", type = "integer", default = 4, minimum = 1, maximum = 2 ^ 31,
+      help = "steps of accumadamw's window"},
+    {name = "adjust", type = "choice", default = "match_rms_adamw", choices = {"match_rms_adamw", "original"},
+      help = "how muon scales its updates"},
     {name = "weight_decay", type = "number", default = 0.1, minimum = 0, maximum = 100,
       help = "of matrices; norms are not decayed", also = {"wd"}},
     {name = "grad_clip", type = "number", nullable = true, default = 1.0, above = 0, maximum = 1e12,
@@ -154,6 +169,10 @@ local rows = {
   decentralized = {
     {name = "num_models", type = "integer", default = 1, minimum = 1, maximum = 4096,
       help = "workers packed on the device", also = {"num_workers", "workers", "n"}},
+    {name = "algorithm", type = "algorithm", default = {name = "gossip"},
+      help = "what a step does with the gradients (docs/algorithms.md)"},
+    {name = "variant", type = "string", nullable = true, default = false,
+      help = "a name for what sets this run apart in reports"},
     {name = "topology", type = "choice", default = "complete", choices = schema.topologies,
       help = "whom a worker mixes with"},
     {name = "group", type = "integer", nullable = true, default = false, minimum = 1, maximum = 4096,
@@ -225,6 +244,8 @@ local function kind_text(row)
   if row.type == "number" then return "a number" .. bounds(row) end
   if row.type == "boolean" then return "true or false" end
   if row.type == "list" then return "a list of strings" end
+  if row.type == "numbers" then return "a list of numbers" .. bounds(row) end
+  if row.type == "algorithm" then return "one of " .. table.concat(algorithms.list(), ", ") .. ", or a table with its name" end
   if row.type == "epochs" then return "a whole number or a list of whole numbers" .. bounds(row) end
   if row.type == "choice" then
     local names = {}
@@ -244,11 +265,28 @@ function schema.expected(row)
   return kind_text(row) .. (row.nullable and ", or off" or "")
 end
 
+-- An algorithm's name, and those of its options that are not at their defaults.
+local function show_algorithm(x)
+  local known, parts, names = {}, {x.name}, {}
+  local algorithm = algorithms.find(x.name)
+  for _, row in ipairs(algorithm and algorithm.options or {}) do known[row.name] = row end
+  for name in pairs(x) do names[#names + 1] = name end
+  table.sort(names)
+  for _, name in ipairs(names) do
+    local is_default = known[name] and known[name].default == x[name]
+    if name ~= "name" and name ~= "defined_by" and not is_default then
+      parts[#parts + 1] = name .. "=" .. schema.show(x[name])
+    end
+  end
+  return table.concat(parts, " ")
+end
+
 --- How a value is written in messages and help: "off" for false, commas between entries.
 function schema.show(x)
   if type(x) == "boolean" then return spell(x) end
   if type(x) == "number" then return number_text(x) end
   if type(x) ~= "table" then return tostring(x) end
+  if x.name then return show_algorithm(x) end
   local parts = {}
   for _, entry in ipairs(x) do parts[#parts + 1] = schema.show(entry) end
   return table.concat(parts, ",")

@@ -50,6 +50,17 @@ function checkpoint.config_text(resolved)
   return config.encode(copy)
 end
 
+-- What a trainer keeps: name, rows where they are not one for each worker, whole where it has no columns.
+local function kept_list(trainer)
+  local list = json.array()
+  for i, kept in ipairs(trainer.updater.kept) do
+    local columns = kept.arena
+    list[i] = {name = kept.name, whole = not columns or nil,
+      rows = columns and columns.num_workers ~= trainer.num_models and columns.num_workers or nil}
+  end
+  return list
+end
+
 --- The metadata of a trainer's state, a table of strings. about: recipe, made_by (see run.made_by), data
 -- (its identity), best (an evaluation), metrics_lines (lines of metrics.jsonl so far).
 function checkpoint.metadata(trainer, about)
@@ -61,7 +72,7 @@ function checkpoint.metadata(trainer, about)
     total_steps = trainer.total_steps, recipe = about.recipe, made_by = about.made_by, data = about.data,
     best = about.best or json.null, metrics_lines = about.metrics_lines or 0,
     device = context:device(), instruction_set = context:isa(), threads = context:threads(),
-    build = ffi.string(native.C.pk_build_info()),
+    build = ffi.string(native.C.pk_build_info()), kept = kept_list(trainer),
   }
   return {packlua = require("pack.version"), content = "state", config = checkpoint.config_text(trainer.config),
     state = json.encode(state)}

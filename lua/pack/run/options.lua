@@ -1,5 +1,6 @@
 --- The command line that all recipes share: --config, --set, --device, --output, --plan, --help and a
 --- recipe's own options.
+local algorithms = require "pack.algorithms"
 local failure = require "pack.core.failure"
 local files = require "pack.io.files"
 local numbers = require "pack.core.numbers"
@@ -70,6 +71,22 @@ local function wrap(text, width)
   return lines
 end
 
+-- Lines for each algorithm and its options.
+local function add_algorithms(lines)
+  for _, name in ipairs(algorithms.list()) do
+    local algorithm = algorithms.find(name)
+    for i, line in ipairs(wrap(algorithm.summary or "", 60)) do
+      lines[#lines + 1] = ("    %-51s %s"):format(i == 1 and name or "", line)
+    end
+    for _, option in ipairs(algorithm.options) do
+      local head = ("      .%-33s %-14s"):format(option.name, schema.show(option.default))
+      for i, line in ipairs(wrap(option.help or "", 60)) do
+        lines[#lines + 1] = ("%-55s %s"):format(i == 1 and head or "", line)
+      end
+    end
+  end
+end
+
 --- The configuration keys as lines of text: key, default, help and what is allowed.
 function options.key_lines()
   local lines = {}
@@ -78,6 +95,7 @@ function options.key_lines()
     for _, field in ipairs(row.fields or {}) do
       lines[#lines + 1] = ("  %-38s %-14s %s"):format("  ." .. field.name, schema.show(field.default), field.help)
     end
+    if row.type == "algorithm" then add_algorithms(lines) end
     if row.type == "choice" then
       for _, line in ipairs(wrap(schema.expected(row), 60)) do lines[#lines + 1] = (" "):rep(56) .. line end
     end

@@ -93,12 +93,30 @@ local function tensor_problem(file, name, dtypes, shape)
   end
 end
 
+-- What a state that does not say so keeps: that of AdamW.
+local plain = {{name = "parameters"}, {name = "exp_avg"}, {name = "exp_avg_sq"}}
+
+-- What is wrong with the list of what is kept, as text.
+local function kept_problem(kept)
+  if kept == nil then return nil end
+  if type(kept) ~= "table" then return "its list of what is kept is none" end
+  for _, one in ipairs(kept) do
+    local named = type(one) == "table" and type(one.name) == "string"
+    if not named or one.rows ~= nil and type(one.rows) ~= "number" then return "its list of what is kept is none" end
+  end
+end
+
 local function tensors_problem(file, info, resolved)
-  for _, prefix in ipairs {"parameters/", "exp_avg/", "exp_avg_sq/"} do
-    for _, parameter in ipairs(architectures.of(resolved.model).parameter_list(resolved.model)) do
-      local problem = tensor_problem(file, prefix .. parameter[1], {F32 = true}, {info.num_models, unpack(parameter[2])})
+  local problem = kept_problem(info.kept)
+  if problem then return problem end
+  local parameters = architectures.of(resolved.model).parameter_list(resolved.model)
+  for _, kept in ipairs(info.kept or plain) do
+    local rows = kept.rows or info.num_models
+    for _, parameter in ipairs(not kept.whole and parameters or {}) do
+      problem = tensor_problem(file, kept.name .. "/" .. parameter[1], {F32 = true}, {rows, unpack(parameter[2])})
       if problem then return problem end
     end
+    if kept.whole and not file:has(kept.name) then return ("there is no tensor '%s'"):format(kept.name) end
   end
   return tensor_problem(file, "guard", {I32 = true}, {C.PK_GUARD_SIZE})
 end

@@ -52,7 +52,7 @@ function Step:learning_rate()
 end
 
 --- A copy of a tensor.
-function Step:copy(t)
+function Step.copy(_, t)
   return ops.copy(t)
 end
 
@@ -80,7 +80,7 @@ function Step:at_least(x, number)
 end
 
 --- 1 at the `count` largest magnitudes of each row, the first of equal ones, else 0.
-function Step:topk_mask(x, count)
+function Step.topk_mask(_, x, count)
   return ops.topk_mask(x, {count = count})
 end
 

@@ -57,8 +57,6 @@ local function algorithm_of(config, given)
     failure.usage("there is no algorithm %s; there are %s. A recipe's own is made known by pack.algorithms.define",
       tostring(settings.name), table.concat(algorithms.list(), ", "))
   end
-  local refusal = algorithm.refuse and algorithm.refuse(config)
-  if refusal then failure.usage("decentralized.algorithm %s: %s", algorithm.name, refusal) end
   local one = algorithms.create(algorithm, settings)
   one.seed = config.runtime.seed
   return one
@@ -129,7 +127,7 @@ function Trainer:allocate_batch()
     return tensor.zeros({self.num_models}, dtype, {category = "workspace", context = self.context})
   end
   self.tokens, self.targets = device_batch(), device_batch()
-  if self.accumulation > 1 or not self.updater.fused then
+  if self.accumulation > 1 or #self:forms() > 1 then
     self.losses, self.counts = sums(self.model.dtype), sums("f64")
   end
   self.host_tokens = native.array("int32_t[?]", self.accumulation * self.micro_elements)
@@ -180,7 +178,12 @@ end
 
 --- What update t takes from the host: t, lr, gamma, mixes, mixings (before it) and the matrix.
 function Trainer:plan_step(t, lr, gamma)
-  local mixes = self.schedule:mixes(t)
+  local mixes, factors = self.schedule:mixes(t), self.config.optimizer.lr_factors
+  if factors then
+    local rates = {}
+    for i, factor in ipairs(factors) do rates[i] = factor * lr end
+    lr = rates
+  end
   return {t = t + 1, lr = lr, mixes = mixes, mixings = self.schedule:mixings(t),
     mixing = self:mixing_matrix(gamma, mixes)}
 end
@@ -266,8 +269,9 @@ end
 
 --- Takes one optimizer step and returns its record, a row of metrics.jsonl:
 -- step, tokens, epoch, loss, loss_worker, grad_norm_worker, lr, gamma, topology_phase, step_seconds,
--- tokens_per_second, memory_bytes, bytes_sent (mean over the workers). Raises when a loss or norm is not finite. A step that ^C interrupts, or that
--- fails, has not happened: weights, moments, counters and position are as before, and the next one takes its batch.
+-- tokens_per_second, memory_bytes, bytes_sent (mean over the workers). Raises when a loss or norm is not finite. A step
+-- that ^C interrupts, or that fails, has not happened: weights, state, counters and position are as before, and the next
+-- one takes its batch.
 function Trainer:step()
   local began = native.C.pk_clock()
   local n, t, phase = self.num_models, self.step_number, self.mixings
