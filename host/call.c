@@ -127,6 +127,19 @@ static int add_traceback(lua_State *state) {
   return 1;
 }
 
+/* Tells a study that is taking steps (lua/pack/run/study.lua) of the error on top, once. */
+static void tell_study(lua_State *state) {
+  static const char name[] = "pack.failed";
+  lua_getfield(state, LUA_REGISTRYINDEX, name);
+  if (lua_isfunction(state, -1)) {
+    lua_pushnil(state);
+    lua_setfield(state, LUA_REGISTRYINDEX, name);
+    lua_pushvalue(state, -2);
+    if (lua_pcall(state, 1, 0, 0) == 0) return;
+  }
+  lua_pop(state, 1);
+}
+
 int pk_call_protected(lua_State *state, int arguments, int results) {
   int base = lua_gettop(state) - arguments;
   lua_pushcfunction(state, add_traceback);
@@ -139,6 +152,7 @@ int pk_call_protected(lua_State *state, int arguments, int results) {
   pk_handler_before before;
   pk_handler_set(SIGINT, on_interrupt, *library ? 0 : SA_RESTART, &before);
   int status = lua_pcall(state, arguments, results, base);
+  if (status != 0) tell_study(state);
   /* An error may have left a training loop with them held. Where it ends the program, the next
    * signal must not change what it ends with. */
   if (status == 0 || *library) pk_signals_release();

@@ -491,6 +491,9 @@ int pk_path_is_link(const char *path);
 
 /* 'f' file, 'd' directory, 'o' another kind, 0 nothing there. */
 int pk_path_kind(const char *path);
+/* The path from the root, without links, into text, of at least 4096 bytes. Returns 0, or -1 if
+ * there is no such file. */
+int pk_path_real(const char *path, char *text);
 
 /* Size in bytes, or -1. */
 int64_t pk_file_size(const char *path);

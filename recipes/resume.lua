@@ -1,11 +1,12 @@
 #!/usr/bin/env packlua
 -- Continues an interrupted run, to the same bits as if it had not been interrupted:
 --   packlua recipes/resume.lua RUN|STATE [--output DIR] [--set key=value]...
+-- A run of a recipe that adds to training is continued by that recipe, which the state names.
 local pack = require "pack"
 
 local options = pack.options.parse {
   recipe = "resume",
-  summary = "Continues a run from the newest state in its folder, or from a given state.",
+  summary = "Continues a run from the newest state in its folder, or from a given state, by the recipe that made it.",
   arg = arg,
   config = false,
   positional = {name = "RUN|STATE", help = "a run's folder, or a .state.safetensors.zst file", min = 1, max = 1},
@@ -20,31 +21,27 @@ local options = pack.options.parse {
       help = "makes another number of workers of the state's"},
   },
 }
-local settings = options.set or {}
-if options.device then table.insert(settings, "runtime.device=" .. options.device) end
 
--- Where to go on, on what data, and whether this is still the same experiment.
-local state, skipped = pack.checkpoint.find(options.positional[1], {fallback = options.fallback})
-if not options.allow_recipe then state:check_recipe() end
-local config = state:config(settings)
-local data = pack.data.open(config)
-local identity = pack.checkpoint.data_identity(data)
-local context, remarks = pack.runtime.open(config)
-state:check(config, {data = identity, conversion = options.allow_conversion})
-
-local run = pack.run.resume {recipe = state.info.recipe, state = state, output = options.output,
-  config = config, context = context, skipped = skipped}
-run:log("%s", context:describe())
-for _, one in ipairs(skipped) do run:log("passed over: %s", one.message) end
-for _, remark in ipairs(remarks) do run:log("%s", remark) end
-for _, remark in ipairs(state:remarks(context)) do run:log("%s", remark) end
-
-local trainer = pack.trainer.create(config, {context = context, train = data.train,
-  validation = data.validation, validation_complete = data.validation_complete})
-state:restore(trainer, options.allow_conversion)
+-- The recipe that made the state, where it is the same file still, does it.
+local state = pack.checkpoint.find(options.positional[1], {fallback = options.fallback})
+local recipe = not options.allow_recipe and state:recipe()
 state:close()
+if recipe and recipe.path and pack.files.exists(recipe.path) and pack.files.sha256(recipe.path) == recipe.sha256 then
+  local arguments, left_out = {[0] = recipe.path, "--resume", options.positional[1]}, false
+  for _, argument in ipairs(arg) do
+    if argument == options.positional[1] and not left_out then
+      left_out = true
+    else
+      arguments[#arguments + 1] = argument
+    end
+  end
+  arg = arguments -- luacheck: ignore
+  return dofile(recipe.path)
+end
 
--- The rest of the training, and what came of it.
-pack.training.run(trainer, run, {data = identity})
-pack.training.conclude(trainer, run, data)
-run:close()
+options.resume, options.settings = options.positional[1], options.set or {}
+if options.device then table.insert(options.settings, "runtime.device=" .. options.device) end
+local study = pack.study.open(options)
+study:train()
+study:conclude()
+study:close()

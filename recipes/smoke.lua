@@ -69,25 +69,19 @@ stage("cache", function()
 end)
 if not data then pack.failure.raise(1, "") end
 
--- A run, new or from a state, to its end. What it evaluated last is returned.
+-- A run, new or from a state, to its end. Returns its steps and its result.
 local context, remarks = pack.runtime.open(config)
 for _, remark in ipairs(remarks) do print(remark) end
 local identity = pack.checkpoint.data_identity(data)
 
-local function train(run, state)
-  run:print_through(function(line) print("  " .. line) end)
-  local trainer = pack.trainer.create(config, {context = context, train = data.train, validation = data.validation,
-    validation_complete = data.validation_complete})
-  if state then
-    state:restore(trainer)
-    state:close()
-  end
-  pack.training.run(trainer, run, {data = identity})
-  pack.training.conclude(trainer, run, data)
-  local steps = trainer.step_number
-  trainer:free()
-  run:close()
-  return steps, pack.json.decode(assert(pack.files.read(run:path("result.json"))))
+local function train(output, state)
+  local study = pack.study.start {recipe = "smoke", config = config, output = output, state = state, data = data,
+    context = context, print_line = function(line) print("  " .. line) end}
+  study:train()
+  study:conclude()
+  local steps, result = study.trainer.step_number, study.run:path("result.json")
+  study:close()
+  return steps, pack.json.decode(assert(pack.files.read(result)))
 end
 
 local whole, again = folder .. "/run", folder .. "/resumed"
@@ -99,7 +93,7 @@ for i = 0, workers - 1 do names[i + 2] = ("node-%03d/%s"):format(i, average) end
 local result
 stage("train", function()
   local steps
-  steps, result = train(pack.run.create {recipe = "smoke", output = whole, config = config, context = context})
+  steps, result = train(whole)
   expect(steps == updates, "%d updates were made", steps)
   expect(result.loss == result.loss, "the loss is not finite")
   return ("%d workers, %d updates, %d targets; validation loss %.4f"):format(workers, steps, total, result.loss)
@@ -126,8 +120,7 @@ end)
 stage("resume", function()
   local state = pack.checkpoint.find(whole .. "/" .. first_state)
   state:check(config, {data = identity})
-  local run = pack.run.resume {recipe = "smoke", state = state, output = again, config = config, context = context}
-  train(run, state)
+  train(again, state)
   local rows = pack.compare.metrics(whole .. "/metrics.jsonl", again .. "/metrics.jsonl")
   local tensors = pack.compare.tensors(whole .. "/" .. last_state, again .. "/" .. last_state)
   for _, name in ipairs(names) do pack.compare.tensors(whole .. "/" .. name, again .. "/" .. name) end

@@ -12,11 +12,12 @@ pack.sweep {
     "decentralized.mix_every=1,4",
   },
   run = function(task)
-    task:train {
-      on_step = function(row, trainer)
-        row.consensus_distance = row.consensus_distance or trainer:consensus_distance()
-      end,
-    }
+    local study = task:study()
+    for row in study:steps() do
+      row.consensus_distance = row.consensus_distance or study.trainer:consensus_distance()
+    end
+    study:conclude()
+    study:close()
     -- From the run's folder, which also has the steps before an interruption.
     local largest = 0
     for _, distance in ipairs(pack.runs.read(task.folder).consensus.distance) do

@@ -54,7 +54,7 @@ local function time_steps()
     if at > WARM_UP then totals[at - WARM_UP], outside[at - WARM_UP] = now - finished, began - finished end
     finished = now
   end
-  pack.training.run(trainer, run, {})
+  pack.study.of({trainer = trainer, run = run, data = data}):train()
   return totals, outside
 end
 

@@ -18,15 +18,11 @@ local settings = {
 -- Code for packlua -e that has `action` done in the step of this number (from 0), before it is recorded.
 local function at_step(step, action)
   return support.quote(([[
-    local ffi, training = require "ffi", require "pack.run.course"
+    local ffi = require "ffi"
     ffi.cdef "int kill(int pid, int signal); int getpid(void); int usleep(unsigned useconds);"
-    local run = training.run
-    training.run = function(trainer, owner, options)
-      options.on_step = function(row)
-        if row.step == %d then %s end
-      end
-      return run(trainer, owner, options)
-    end]]):format(step, action))
+    require("pack").study.watch {step = function(row, study)
+      if row.step == %d then %s end
+    end}]]):format(step, action))
 end
 
 local function send(number)
@@ -130,15 +126,15 @@ describe("recipes/resume.lua", function()
 
     it("was stopped while its first step was recorded, with the state before it", function()
       local output = new_output()
-      local during = [["local ffi, trainer = require('ffi'), require('pack.train.trainer')
+      local during = [["local ffi = require 'ffi'
         ffi.cdef 'int kill(int, int); int getpid(void);'
-        local create = trainer.create
-        trainer.create = function(...)
-          local one = create(...)
-          local compute = one.compute
-          function one:compute(micro) ]] .. send(15) .. [[ return compute(self, micro) end
-          return one
-        end"]]
+        require('pack').study.watch {opened = function(study)
+          local one = study.trainer
+          function one.gradients_of(micro)
+            ]] .. send(15) .. [[
+            return one.model:backward(one.tokens, one.targets, one.updater.gradients, micro > 1)
+          end
+        end}"]]
       local code, _, err = support.run(train(output, "--set runtime.compile=true", during))
       assert.equal(75, code, err)
       assert.is_truthy(err:find("SIGTERM: stopped after 0 steps", 1, true), err)
@@ -147,18 +143,9 @@ describe("recipes/resume.lua", function()
 
     it("was stopped during its last evaluation, with a state that no policy had asked for", function()
       local output = new_output()
-      local during = [["local ffi, trainer = require('ffi'), require('pack.train.trainer')
+      local during = [["local ffi = require 'ffi'
         ffi.cdef 'int kill(int, int); int getpid(void);'
-        local create = trainer.create
-        trainer.create = function(...)
-          local one = create(...)
-          local evaluate = one.evaluate
-          function one:evaluate(options)
-            if options.workers then ]] .. send(1) .. [[ end
-            return evaluate(self, options)
-          end
-          return one
-        end"]]
+        require('pack').study.watch {evaluating = function(study) ]] .. send(1) .. [[ end}"]]
       local code, _, err = support.run(train(output, "--set training.save_epoch_training_state=false", during))
       assert.equal(75, code, err)
       assert.is_truthy(err:find(("SIGHUP: stopped after %d steps"):format(STEPS), 1, true), err)
@@ -322,9 +309,21 @@ describe("recipes/resume.lua", function()
       assert.equal(75, (support.run((train(output, "", at_step(5, send(15))):gsub("recipes/train.lua", own)))))
     end)
 
-    it("refuses it, naming the recipe, and goes on without when told to", function()
-      local before = files.read(output .. "/environment.json")
+    it("runs that recipe", function()
+      local branch = new_output()
+      local code, _, err = resume(output .. " --output " .. branch)
+      assert.equal(0, code, err)
+      assert.is_truthy(files.exists(branch .. "/result.json"))
+      code, _, err = support.run(("%s %s --resume %s --output %s"):format(support.quote(support.program), own, output,
+        new_output()))
+      assert.equal(0, code, err)
+    end)
+
+    it("refuses it where the recipe is gone, naming it, and goes on without when told to", function()
+      local before, text = files.read(output .. "/environment.json"), support.read(own)
+      support.write(own, text .. "-- changed\n")
       local code, _, err = resume(output)
+      support.write(own, text)
       assert.equal(2, code, err)
       assert.is_truthy(err:find(("step-00000006.state.safetensors.zst: made by mine.lua (SHA-256 %s...), and what that adds")
         :format(files.sha256(own):sub(1, 12)), 1, true), err)
@@ -339,6 +338,7 @@ describe("recipes/resume.lua", function()
       local changed, copied = new_output(), new_output()
       assert.equal(75, (support.run((train(changed, "", at_step(5, send(15)))
         :gsub("recipes/train.lua", folder .. "/copy/train.lua")))))
+      support.write(folder .. "/copy/train.lua", "-- gone")
       local code, _, err = resume(changed)
       assert.equal(2, code, err)
       assert.is_truthy(err:find("made by train.lua, which is not the one that packlua has, (SHA-256", 1, true), err)
@@ -360,12 +360,11 @@ describe("recipes/resume.lua", function()
   end)
 
   it("knows the recipes that packlua has, whose SHA-256 are in lua/pack/run/plain_recipes.lua", function()
-    for name, digests in pairs(require "pack.run.plain_recipes") do
+    local plain_recipes = require "pack.run.plain_recipes"
+    for _, name in ipairs {"train.lua", "sweep.lua"} do
       local found = files.sha256("recipes/" .. name)
-      local known = false
-      for _, digits in ipairs(digests) do known = known or digits == found end
-      assert.is_true(known, ("recipes/%s has changed; if it still adds nothing to training that recipes/resume.lua lacks, "
-        .. 'add "%s" to lua/pack/run/plain_recipes.lua'):format(name, found))
+      assert.is_true(plain_recipes.has {file = name, sha256 = found}, ("recipes/%s has changed; if it still adds nothing to "
+        .. 'training that recipes/resume.lua lacks, add "%s" to lua/pack/run/plain_recipes.lua'):format(name, found))
     end
   end)
 
@@ -388,7 +387,7 @@ describe("recipes/resume.lua", function()
 
   describe("keeps the last finite states when a worker", function()
     local function assert_stopped(step, value, message, ...)
-      local spoil = ("trainer.model.weight['norm.weight']:write_numbers(ffi.new('double[64]', %s), 64)"):format(value)
+      local spoil = ("study.trainer.model.weight['norm.weight']:write_numbers(ffi.new('double[64]', %s), 64)"):format(value)
       local output = new_output()
       local code, _, err = support.run(train(output, "--set training.checkpoint_steps=2 --set training.keep=3 "
         .. "--set training.checkpoint_policy=none --set training.checkpoint_epochs=off", at_step(step, spoil)))

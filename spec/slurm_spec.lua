@@ -95,18 +95,15 @@ describe("scripts/slurm_job.sh", function()
   -- A packlua that in step `step` (from 0) does `action`, where job is the process of the job's script.
   local function program_at(step, action)
     local code = ([[
-      local ffi, training = require "ffi", require "pack.run.course"
+      local ffi = require "ffi"
       ffi.cdef "int kill(int pid, int signal); int getpid(void); int getppid(void); int usleep(unsigned useconds);"
-      local run, job = training.run, ffi.C.getppid()
-      training.run = function(trainer, owner, options)
-        options.on_step = function(row)
-          if row.step == %d then
-            %s
-            while ffi.C.pk_signals_pending() == 0 do ffi.C.usleep(1000) end
-          end
+      local job = ffi.C.getppid()
+      require("pack").study.watch {step = function(row)
+        if row.step == %d then
+          %s
+          while ffi.C.pk_signals_pending() == 0 do ffi.C.usleep(1000) end
         end
-        return run(trainer, owner, options)
-      end]]):format(step, action)
+      end}]]):format(step, action)
     local path = folder .. "/packlua-" .. step
     support.write(path, ("#!/bin/sh\nexec %s -e %s \"$@\"\n"):format(support.quote(support.program), support.quote(code)))
     os.execute("chmod +x " .. support.quote(path))

@@ -81,13 +81,11 @@ describe("recipes/smoke.lua", function()
 
   it("fails the stage, and exits with 1, when a resumed run goes another way", function()
     local code, out = smoke("astray", "", [[
-      local trainer, runs = require "pack.train.trainer", 0
-      local create = trainer.create
-      trainer.create = function(config, options)
+      local runs = 0
+      require("pack").study.watch {opened = function(study)
         runs = runs + 1
-        if runs == 2 then config.optimizer.lr = config.optimizer.lr * 1.001 end
-        return create(config, options)
-      end]])
+        if runs == 2 then study.config.optimizer.lr = study.config.optimizer.lr * 1.001 end
+      end}]])
     assert.equal(1, code)
     local found = verdicts(out)
     assert.equal("PASS", found.train)

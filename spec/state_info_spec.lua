@@ -20,7 +20,7 @@ local values = {
 
 -- Fields that only people read, or that are what the run is compared with.
 local free = {device = true, instruction_set = true, build = true, threads = true, recipe = true, data = true, best = true,
-  metrics_lines = true, made_by = true}
+  metrics_lines = true, made_by = true, kept = true}
 
 describe("A training state", function()
   local folder, path, metadata, tensors, trainer, opened, described, data

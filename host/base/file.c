@@ -144,6 +144,10 @@ int pk_path_kind(const char *path) {
   return S_ISREG(about.st_mode) ? 'f' : S_ISDIR(about.st_mode) ? 'd' : 'o';
 }
 
+int pk_path_real(const char *path, char *text) {
+  return realpath(path, text) ? 0 : -1;
+}
+
 int pk_path_is_link(const char *path) {
   struct stat about;
   return lstat(path, &about) == 0 && S_ISLNK(about.st_mode);

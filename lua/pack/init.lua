@@ -51,7 +51,7 @@ pack.modules = {
   evaluate = "pack.run.evaluate",
   run = "pack.run.folder",
   runs = "pack.report.runs",
-  training = "pack.run.course",
+  study = "pack.run.study",
   weights = "pack.run.weights",
   -- configurations and command lines
   config = "pack.config",

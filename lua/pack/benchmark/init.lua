@@ -47,7 +47,7 @@ function benchmark.claim(options)
     return folder
   end
   local folder = options.output
-  local names = files.exists(folder) and files.list(folder) or {}
+  local names = files.names(folder)
   if #names > 0 then
     failure.usage("%s: the folder is not empty; --resume goes on with what is there, --output DIR chooses another", folder)
   end

@@ -193,6 +193,15 @@ function files.list(path)
   return list
 end
 
+--- The same of a folder that may not be there, which has none. Raises the message where one is there that cannot be read:
+-- what is in it must not be taken for nothing.
+function files.names(path)
+  if not files.exists(path) then return {} end
+  local list, message = files.list(path)
+  if not list then failure.raise(1, message) end
+  return list
+end
+
 --- Locks a file made for that purpose alone against all other processes until files.unlock or the end of this one:
 -- returns what to unlock; nil and the message if another process has it, which is named, or the file cannot be
 -- made; false where the file system has no locks.
@@ -260,6 +269,12 @@ function files.dirname(path)
   local folder = path:match("^(.*[^/])/+[^/]+/*$")
   if folder then return folder end
   return path:sub(1, 1) == "/" and "/" or "."
+end
+
+--- The path of a file from the root, without links; nil if there is no such file.
+function files.real(path)
+  local text = native.array("char[?]", 4096)
+  return native.C.pk_path_real(path, text) == 0 and require("ffi").string(text) or nil
 end
 
 --- A path below a folder; an absolute one stays as it is.

@@ -64,7 +64,7 @@ end
 -- Takes a folder for the files, which must be new or empty.
 local function claim(folder)
   local kind = files.kind(folder)
-  if kind and (kind ~= "directory" or #files.list(folder) > 0) then
+  if kind and (kind ~= "directory" or #files.names(folder) > 0) then
     failure.usage("%s: is there and not an empty folder; --output DIR chooses another", folder)
   end
   local good, message = failure.pcall(files.mkdir, folder)

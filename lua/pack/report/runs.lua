@@ -82,7 +82,7 @@ local function last_line(folder)
 end
 
 local function has_state(folder)
-  for _, name in ipairs(files.list(folder) or {}) do
+  for _, name in ipairs(files.names(folder)) do
     if name:find("%.state%.safetensors%.zst$") then return true end
   end
   return false
@@ -159,7 +159,7 @@ end
 -- error: there are none.
 function report_runs.find(path)
   if is_run(path) then return {report_runs.read(path)}, {} end
-  local names = files.kind(path) == "directory" and files.list(path)
+  local names = files.kind(path) == "directory" and files.names(path)
   if not names then failure.usage("%s: %s", path, files.exists(path) and "not a folder" or "there is no such folder") end
   local runs, failed = {}, {}
   for _, name in ipairs(names) do

@@ -114,7 +114,7 @@ end
 --- The states in a run's folder, a list of {path, step, epoch (of an epoch's state)}, newest first.
 function checkpoint.list(folder)
   local list, course = {}, nil
-  for _, name in ipairs(files.list(folder) or {}) do
+  for _, name in ipairs(files.names(folder)) do
     local kind, number = name:match("^(%a+)%-(%d+)" .. EXTENSION:gsub("%p", "%%%0") .. "$")
     number = tonumber(number)
     if kind == "step" then
@@ -241,18 +241,24 @@ function State:check(wanted, options)
   end
 end
 
---- Refuses a state of a recipe that may have added something to training which recipes/resume.lua does not know: one
--- whose file is not among pack.plain_recipes. States that do not name a file are taken as they are.
-function State:check_recipe()
+--- The recipe that has to run for the state to go on, {file, sha256, path}, or nil where recipes/resume.lua does: what made
+-- it adds nothing to training, or the state does not say what made it.
+function State:recipe()
   local made_by = self.info.made_by
+  if not made_by or plain_recipes.has(made_by) then return nil end
+  return made_by
+end
+
+--- Refuses a state of a recipe that may have added something to training which the one that runs does not: `running` is
+-- that one (see run.made_by).
+function State:check_recipe(running)
+  local made_by = self:recipe()
   if not made_by then return end
-  for _, digits in ipairs(plain_recipes[made_by.file] or {}) do
-    if digits == made_by.sha256 then return end
-  end
-  local shipped = plain_recipes[made_by.file] and ", which is not the one that packlua has," or ""
-  failure.usage("%s: made by %s%s (SHA-256 %s...), and what that adds to training would be missing here; resume with a "
-    .. "recipe that adds the same (pack.run.resume), or go on without it with --allow-recipe", self.path, made_by.file,
-    shipped, made_by.sha256:sub(1, 12))
+  if running and running.sha256 == made_by.sha256 then return end
+  local shipped = plain_recipes.has_name(made_by.file) and ", which is not the one that packlua has," or ""
+  failure.usage("%s: made by %s%s (SHA-256 %s...), and what that adds to training would be missing here; packlua %s "
+    .. "--resume %s goes on with it, or go on without it with --allow-recipe", self.path, made_by.file,
+    shipped, made_by.sha256:sub(1, 12), made_by.path or made_by.file, self.folder)
 end
 
 --- What may make a resumed run differ in its last bits, a list of texts.

@@ -12,6 +12,7 @@ local ffi = require "ffi"
 local files = require "pack.io.files"
 local json = require "pack.io.json"
 local native = require "pack.native"
+local plain_recipes = require "pack.run.plain_recipes"
 local utf8 = require "pack.io.utf8"
 
 caller.register()
@@ -121,12 +122,15 @@ local function command_line(arguments)
   return words
 end
 
---- The file of the recipe that runs, {file (its name), sha256}, or nil if it is none, as at the prompt. arguments: default
--- the global arg.
+--- The file of the recipe that runs, {file (its name), sha256, path (where it is no recipe that resume.lua knows)}, or nil if
+-- it is none, as at the prompt. arguments: default the global arg.
 function run.made_by(arguments)
   local path = (arguments or arg or {})[0]
   local digits = path and files.kind(path) == "file" and files.sha256(path)
-  return digits and {file = files.basename(path), sha256 = digits} or nil
+  if not digits then return nil end
+  local made_by = {file = files.basename(path), sha256 = digits}
+  if not plain_recipes.has(made_by) then made_by.path = files.real(path) end
+  return made_by
 end
 
 --- What a process runs on: versions, device, host, cluster job, command. options: context, arguments (default the

@@ -24,6 +24,15 @@ local function configured(spec)
   }
 end
 
+-- Of recipes that train.
+local resuming = {
+  {name = "output", value = "DIR", help = "folder of the run (default runs/RECIPE-UTCTIME); with --resume a branch's"},
+  {name = "resume", value = "RUN", help = "goes on from the newest state of a run, or from a state"},
+  {name = "fallback", help = "with --resume: passes over damaged states, to the newest good one"},
+  {name = "allow-recipe", help = "with --resume: takes a state that another recipe made"},
+  {name = "allow-conversion", value = "average|tile", help = "with --resume: makes another number of workers of the state's"},
+}
+
 local help_row = {name = "help", help = "shows this text"}
 
 -- All options of a recipe; its own ones win over the shared ones.
@@ -38,6 +47,7 @@ local function rows_of(spec)
     end
   end
   add(spec.extra or {})
+  if spec.resume then add(resuming) end
   if spec.config ~= false then add(configured(spec)) end
   add({help_row})
   return rows
@@ -251,10 +261,23 @@ local function plan_or_refuse(spec, result)
   end
 end
 
+-- What goes with --resume, and what does not.
+local function check_resuming(spec, result)
+  if not spec.resume then return end
+  if result.resume and (result.config or result.plan) then
+    refuse(spec, "--%s does not go with --resume, which takes the configuration of the state; --set changes a key",
+      result.config and "config" or "plan")
+  end
+  for _, name in ipairs {"fallback", "allow-recipe", "allow-conversion"} do
+    if result[(name:gsub("-", "_"))] and not result.resume then refuse(spec, "--%s needs --resume", name) end
+  end
+end
+
 --- Reads a recipe's command line. spec: recipe (its name), summary, arg (the global arg), extra (a list of
 --- {name, value, help, default, type = "integer" | "number", minimum, maximum, repeated, many}; no value: a
 --- flag; "a|b": one of these; many: several values after one flag), positional ({name, help, min, max}) or nil,
---- config = false for a recipe without a configuration, default_config.
+--- config = false for a recipe without a configuration, default_config, resume = true for a recipe that trains by
+--- pack.study, which then has --output and --resume.
 --- Returns a table: config (resolved), config_file and settings (what it was made of), one field per option (- becomes
 --- _) and positional, a list.
 --- --help prints and ends the program before anything is loaded. Errors: usage errors.
@@ -266,12 +289,16 @@ function options.parse(spec)
     failure.raise(0, "")
   end
   check_positional(spec, result)
+  result.recipe = spec.recipe
+  check_resuming(spec, result)
   if result.output == "" then refuse(spec, "--output needs a name") end
   for _, row in ipairs(rows) do
     local key = row.name:gsub("-", "_")
     if result[key] == nil then result[key] = row.default end
   end
-  if spec.config ~= false then
+  if result.resume and spec.resume then
+    result.config, result.settings = nil, settings_of {set = result.set, device = result.device}
+  elseif spec.config ~= false then
     plan_or_refuse(spec, result)
     result.config_file, result.settings = result.config, settings_of(result)
     result.config = require("pack.config").load(result.config_file, result.settings)

@@ -99,7 +99,9 @@ local plain = {{name = "parameters"}, {name = "exp_avg"}, {name = "exp_avg_sq"}}
 -- What is wrong with the list of what is kept, as text.
 local function kept_problem(kept)
   if kept == nil then return nil end
-  if type(kept) ~= "table" then return "its list of what is kept is none" end
+  if type(kept) ~= "table" or type(kept[1]) ~= "table" or kept[1].name ~= "parameters" then
+    return "its list of what is kept is none"
+  end
   for _, one in ipairs(kept) do
     local named = type(one) == "table" and type(one.name) == "string"
     if not named or one.rows ~= nil and type(one.rows) ~= "number" then return "its list of what is kept is none" end

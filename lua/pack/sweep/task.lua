@@ -7,14 +7,11 @@
 -- SWEEP/set-aside/         what was left of runs that ended before they had saved anything
 local checkpoint = require "pack.run.checkpoint"
 local config = require "pack.config"
-local data = require "pack.data.source"
 local failure = require "pack.core.failure"
 local files = require "pack.io.files"
 local json = require "pack.io.json"
 local run = require "pack.run.folder"
-local runtime = require "pack.config.runtime"
-local trainer = require "pack.train.trainer"
-local training = require "pack.run.course"
+local study = require "pack.run.study"
 
 local task = {}
 
@@ -104,40 +101,23 @@ function Task:forgive()
   os.remove(self.failed)
 end
 
---- Starts the run, or continues it from its newest state. Returns trainer, run, data and the data's identity, ready
--- for training.run; task:train does it all.
-function Task:start()
+--- Opens the run's study (see pack.study): a new one, or from the newest state of what is there. trainer_parts: options for
+-- pack.trainer.create.
+function Task:study(trainer_parts)
   local state, skipped = newest_state(self)
   if not self:result() then os.remove(files.join(self.folder, "result.json")) end -- it cannot be read
   if not state and files.exists(self.folder) then set_aside(self) end
-  local own = self.config
-  local source = data.open(own)
-  local identity = checkpoint.data_identity(source)
-  local context, remarks = runtime.open(own)
-  local record
-  if state then
-    state:check(own, {data = identity})
-    record = run.resume {recipe = self.recipe, state = state, config = own, context = context, skipped = skipped}
-  else
-    record = run.create {recipe = self.recipe, output = self.folder, config = own, context = context}
-  end
-  for _, remark in ipairs(remarks) do record:log("%s", remark) end
-  local one = trainer.create(own, {context = context, train = source.train, validation = source.validation,
-    validation_complete = source.validation_complete})
-  if state then
-    state:restore(one)
-    state:close()
-  end
-  return one, record, source, identity
+  self.opened = study.start {config = self.config, recipe = self.recipe, output = not state and self.folder or nil,
+    state = state, skipped = skipped, trainer = trainer_parts}
+  return self.opened
 end
 
---- Trains to the end and writes the result. options: on_step and on_epoch, as of training.run.
-function Task:train(options)
-  local one, record, source, identity = self:start()
-  training.run(one, record, {data = identity, on_step = options and options.on_step,
-    on_epoch = options and options.on_epoch})
-  training.conclude(one, record, source)
-  record:close()
+--- Trains to the end and writes the result.
+function Task:train()
+  local one = self:study()
+  one:train()
+  one:conclude()
+  one:close()
 end
 
 --- Adds fields to result.json, such as a measurement of the sweep's own.

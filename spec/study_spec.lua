@@ -1,4 +1,4 @@
--- The course of a run: hooks, and what happens when they or training fail.
+-- Studies: the loop over steps, and what happens when it or training fails.
 local config = require "pack.config"
 local context = require "pack.core.context"
 local ffi = require "ffi"
@@ -6,9 +6,9 @@ local files = require "pack.io.files"
 local json = require "pack.io.json"
 local native = require "pack.native"
 local run = require "pack.run.folder"
+local study = require "pack.run.study"
 local support = require "spec.support.helper"
 local trainer = require "pack.train.trainer"
-local training = require "pack.run.course"
 
 local settings = {
   "model.vocab_size=257", "model.layers=1", "model.width=16", "model.heads=2", "model.ffn_width=24",
@@ -44,19 +44,21 @@ describe("A training run", function()
     return list
   end
 
-  it("gives its hooks each step's row and each epoch's evaluation, and records what they add", function()
+  local function open()
+    return study.of {trainer = one, run = owner, data = {}, identity = "data"}
+  end
+
+  it("gives the loop each step's row and each epoch's evaluation, and records what the loop adds", function()
     local steps, epochs = 0, 0
-    training.run(one, owner, {data = "data",
-      on_step = function(row, given)
-        assert.equal(one, given)
-        assert.equal(steps, row.step)
-        steps = steps + 1
-        row.spread = row.step * 2
-      end,
-      on_epoch = function(row)
+    for row, held_out in open():steps() do
+      assert.equal(steps, row.step)
+      steps = steps + 1
+      row.spread = row.step * 2
+      if held_out then
         epochs = epochs + 1
-        row.note = "epoch " .. epochs
-      end})
+        held_out.note = "epoch " .. epochs
+      end
+    end
     assert.same({6, 2}, {steps, epochs})
     local spreads, notes = {}, {}
     for _, row in ipairs(rows()) do
@@ -68,26 +70,47 @@ describe("A training run", function()
     assert.same({}, require("pack.run.checkpoint").list(folder .. "/run"))
   end)
 
-  it("ends with the error of a hook, which names file and line", function()
-    local good, message = pcall(training.run, one, owner, {data = "data",
-      on_step = function(row) if row.step == 2 then error("mine") end end})
-    assert.is_false(good)
-    assert.is_truthy(tostring(message):find("training_spec%.lua:%d+: mine"), message)
-    assert.equal(3, #rows()) -- two steps and an evaluation
+  it("tells watchers of every study that is opened and every row", function()
+    local opened, seen = {}, {}
+    study.watch {opened = function(given) opened[#opened + 1] = given end,
+      step = function(row, given) if given.trainer == one then seen[#seen + 1] = row.step end end}
+    local mine = open()
+    assert.equal(6, mine:train())
+    assert.equal(mine, opened[1])
+    assert.same({0, 1, 2, 3, 4, 5}, seen)
   end)
 
-  it("notes in run.log why it ends, once", function()
-    pcall(training.run, one, owner, {data = "data",
-      on_step = function(row) if row.step == 2 then error("mine") end end})
-    local log = files.read(folder .. "/run/run.log")
-    assert.is_truthy(log:find("Z failed: [^\n]*training_spec%.lua:%d+: mine\n$"), log)
+  it("cannot be concluded before its steps are taken, nor take them twice at once", function()
+    local mine = open()
+    local next_row = mine:steps()
+    next_row()
+    assert.has_error(function() mine:steps() end)
+    assert.has_error(function() mine:conclude() end)
+  end)
+
+  it("ends with the error of the loop, which names file and line, noted in run.log once", function()
+    support.write(folder .. "/mine.lua", [[
+      local pack = require "pack"
+      local options = pack.options.parse {recipe = "mine", summary = "", arg = arg, resume = true}
+      local study = pack.study.open(options)
+      for row in study:steps() do
+        if row.step == 2 then error("mine") end
+      end]])
+    local code, _, err = support.run(("%s %s/mine.lua --set %s --output %s/loop"):format(support.quote(support.program), folder,
+      table.concat(settings, " --set "), folder))
+    assert.equal(1, code)
+    assert.is_truthy(err:find("mine.lua:%d+: mine"), err)
+    local log = files.read(folder .. "/loop/run.log")
+    assert.is_truthy(log:find("Z failed: [^\n]*mine%.lua:%d+: mine\n$"), log)
     assert.equal(1, select(2, log:gsub("failed:", "")))
+    local count = select(2, files.read(folder .. "/loop/metrics.jsonl"):gsub("\n", ""))
+    assert.equal(3, count) -- two steps and an evaluation
   end)
 
   it("stops at a loss that is not a number, before it is mixed, with whole lines behind it", function()
     local weights = one.model.arena.tensor
     require("pack.core.ops").fill {shape = {weights:size(0), weights:size(1)}, value = 0 / 0, dtype = "f32", out = weights}
-    local good, problem = pcall(training.run, one, owner, {data = "data"})
+    local good, problem = pcall(function() open():train() end)
     assert.is_false(good)
     assert.is_truthy(tostring(problem):find("not finite", 1, true), problem)
     assert.same({}, rows())
