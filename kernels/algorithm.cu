@@ -54,7 +54,8 @@ template <class T> static __global__ void __launch_bounds__(THREADS) blend(pk_bl
   if (job.guard.at[GUARD_STOPPED * job.guard.stride] != 0) return;
   int64_t row = blockIdx.y, stride = static_cast<int64_t>(gridDim.x) * THREADS;
   double factor = job.factor.at ? job.factor.at[row * job.factor.stride] : 1.0;
-  T own = pk_to<T>(job.own), coefficient = pk_to<T>(job.scale * factor);
+  T own = pk_to<T>(job.lerps ? 1 - job.scale * factor : job.own);
+  T coefficient = pk_to<T>(job.scale * factor);
   T *y = pk_row<T>(job.y, row);
   const T *x = pk_row<const T>(job.x, row);
   for (int64_t c = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; c < job.columns;

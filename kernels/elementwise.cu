@@ -193,6 +193,18 @@ __global__ void __launch_bounds__(THREADS) strided(F f, typename F::Y *y, const 
   }
 }
 
+template <class T>
+static __global__ void __launch_bounds__(THREADS)
+    where(T *y, const T *condition, const T *a, const T *b, pk_strided walk) {
+  int64_t step = static_cast<int64_t>(gridDim.x) * THREADS;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; i < walk.count;
+       i += step) {
+    int64_t at[4];
+    pk_strided_offsets(walk, i, at);
+    y[at[0]] = condition[at[1]] != T(0) ? a[at[2]] : b[at[3]];
+  }
+}
+
 // --- choosing between them ---
 
 static bool is_aligned(const void *data, size_t bytes) {
@@ -284,6 +296,14 @@ static cudaError_t map_of(pk_map map, void *y, const void *x, T scale, T shift,
   }
 }
 
+template <class T>
+static cudaError_t where_of(void *y, const void *condition, const void *a, const void *b,
+                            const pk_strided *walk, cudaStream_t stream) {
+  return pk_launch(where<T>, dim3(pk_grid_for(walk->count, THREADS)), dim3(THREADS), 0, stream,
+                   static_cast<T *>(y), static_cast<const T *>(condition),
+                   static_cast<const T *>(a), static_cast<const T *>(b), *walk);
+}
+
 template <class From>
 static cudaError_t cast_from(int to, void *y, const void *x, const pk_strided *walk,
                              cudaStream_t stream) {
@@ -312,6 +332,12 @@ extern "C" cudaError_t pk_launch_map(pk_map map, int dtype, void *y, const void 
   if (dtype == PK_F64) return map_of<double>(map, y, x, scale, shift, walk, stream);
   return map_of<float>(map, y, x, static_cast<float>(scale), static_cast<float>(shift), walk,
                        stream);
+}
+
+extern "C" cudaError_t pk_launch_where(int dtype, void *y, const void *condition, const void *a,
+                                       const void *b, const pk_strided *walk, cudaStream_t stream) {
+  if (dtype == PK_F64) return where_of<double>(y, condition, a, b, walk, stream);
+  return where_of<float>(y, condition, a, b, walk, stream);
 }
 
 extern "C" cudaError_t pk_launch_cast(int to, int from, void *y, const void *x,

@@ -44,6 +44,10 @@ typedef enum pk_map {
 cudaError_t pk_launch_map(pk_map map, int dtype, void *y, const void *x, double scale, double shift,
                           const pk_strided *walk, cudaStream_t stream);
 
+/* y = a where condition is not 0, else b, of f32 or f64; operands of the walk in that order. */
+cudaError_t pk_launch_where(int dtype, void *y, const void *condition, const void *a, const void *b,
+                            const pk_strided *walk, cudaStream_t stream);
+
 /* y = x in another dtype, rounded once. */
 cudaError_t pk_launch_cast(int to, int from, void *y, const void *x, const pk_strided *walk,
                            cudaStream_t stream);

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-enum { PK_STRIDED_RANK = 6, PK_STRIDED_OPERANDS = 3 };
+enum { PK_STRIDED_RANK = 6, PK_STRIDED_OPERANDS = 4 };
 
 /* Made by pk_cuda_strided: extents of 1 are dropped and dimensions that follow each other in every
  * operand joined, so that dense operands have rank 1. rank is at least 1, count at least 1. */

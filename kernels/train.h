@@ -91,7 +91,8 @@ typedef struct pk_sgd_job {
 
 cudaError_t pk_launch_sgd(const pk_sgd_job *job, cudaStream_t stream);
 
-/* y <- own y + scale factor x; x.stride 0 where it has one row for all, factor.at may be NULL. */
+/* y <- own y + c x, c = scale factor, or (1 - c) y + c x; strides of x and factor are 0 where they
+ * have one row for all, factor.at may be NULL. */
 typedef struct pk_blend_job {
   pk_rows y, x;
   pk_vector factor;
@@ -99,6 +100,7 @@ typedef struct pk_blend_job {
   int64_t rows, columns;
   int dtype;
   double own, scale;
+  bool lerps;
 } pk_blend_job;
 
 cudaError_t pk_launch_blend(const pk_blend_job *job, cudaStream_t stream);

@@ -33,7 +33,7 @@ local exact = {f64 = 0, f32 = 0, bf16 = 0, i32 = 0}
 local attention = {f64 = 1e-13, f32 = 4e-6, bf16 = 1e-2}
 local tolerances = {attention = attention, attention_grad = attention}
 for _, name in ipairs {"add", "subtract", "multiply", "divide", "affine", "negate", "abs", "sign", "round", "floor",
-  "minimum", "maximum", "less", "sqrt", "rsqrt", "cast", "copy",
+  "minimum", "maximum", "less", "where", "sqrt", "rsqrt", "cast", "copy",
   "max", "reshape", "transpose", "slice", "pad", "concat", "expand", "causal_mask", "fill",
   "random_normal", "random_uniform",
   "embedding", "pick", "unpick", "inverse_count", "check_arena", "check_finite", "clip", "mix", "adamw", "sgd",

@@ -11,6 +11,9 @@ local pairs_of = {
   subtract = function(a, b) return a - b end,
   multiply = function(a, b) return a * b end,
   divide = function(a, b) return a / b end,
+  minimum = math.min,
+  maximum = math.max,
+  less = function(a, b) return a < b and 1 or 0 end,
 }
 
 local function sigmoid(x)
@@ -117,6 +120,92 @@ describe("two inputs", function()
     local b = tensor.from({1, 1, 1, -inf}, "f32")
     numbers.assert_same({inf, -inf, nan, nan}, ops.add(a, b))
   end)
+
+  it("have no smaller or larger one where one is NaN, and are not less", function()
+    for _, dtype in ipairs {"f32", "f64"} do
+      local a = tensor.from({nan, 1, nan, -inf, inf, 2}, dtype)
+      local b = tensor.from({1, nan, nan, 3, 3, 2}, dtype)
+      numbers.assert_same({nan, nan, nan, -inf, 3, 2}, ops.minimum(a, b))
+      numbers.assert_same({nan, nan, nan, 3, inf, 2}, ops.maximum(a, b))
+      numbers.assert_same({0, 0, 0, 1, 0, 0}, ops.less(a, b))
+    end
+  end)
+
+  it("may be a tensor and a number", function()
+    local t = tensor.from({{-1, 0}, {2, 5}}, "f32")
+    assert.same({{-1, 0}, {1, 1}}, t:minimum(1):totable())
+    assert.same({{1, 1}, {2, 5}}, t:maximum(1):totable())
+    assert.same({{1, 1}, {0, 0}}, t:less(2):totable())
+    assert.same({{1, 0}, {2, 5}}, t:less(0):where(-t, t):totable())
+    assert.same({{7, 8}, {8, 8}}, t:less(0):where(7, 8):totable())
+  end)
+
+  it("are f32 or f64", function()
+    local ids = tensor.from({1, 2}, "i32")
+    for _, name in ipairs {"minimum", "maximum", "less"} do
+      numbers.assert_refused(name .. ": a is i32", ops[name], ids, ids)
+    end
+    numbers.assert_refused("minimum: a is f32, but b is f64", ops.minimum, tensor.zeros {2}, tensor.zeros({2}, "f64"))
+  end)
+end)
+
+describe("where", function()
+  local condition_shapes = {
+    {"as they are", {3, 4, 5}, {3, 4, 5}, {3, 4, 5}, {3, 4, 5}},
+    {"with a condition for columns", {1, 5}, {4, 5}, {4, 5}, {4, 5}},
+    {"with a condition for workers", {3, 1, 1}, {3, 4, 5}, {5}, {3, 4, 5}},
+    {"with a number for one of them", {4, 5}, {4, 5}, {}, {4, 5}},
+    {"with a number for the other", {4, 5}, {}, {4, 5}, {4, 5}},
+    {"with two numbers", {4, 5}, {}, {1}, {4, 5}},
+    {"each another way", {3, 1, 1}, {4, 1}, {5}, {3, 4, 5}},
+  }
+  for _, case in ipairs(condition_shapes) do
+    it("chooses between tensors " .. case[1], function()
+      for _, dtype in ipairs {"f32", "f64"} do
+        local lists, inputs = {}, {}
+        for i = 1, 3 do
+          local list = numbers.list(product(case[i + 1]), i)
+          if i == 1 then
+            for k, value in ipairs(list) do list[k] = value < 0 and 0 or value end
+          end
+          inputs[i] = numbers.tensor(case[i + 1], dtype, list)
+          lists[i] = numbers.flat(inputs[i])
+        end
+        local expected, shape = {}, case[5]
+        for k = 0, product(shape) - 1 do
+          local chosen = broadcast_at(lists[1], case[2], shape, k) ~= 0 and 2 or 3
+          expected[k + 1] = broadcast_at(lists[chosen], case[chosen + 1], shape, k)
+        end
+        local result = ops.where(unpack(inputs))
+        assert.same(shape, result:sizes())
+        numbers.assert_same(expected, result)
+      end
+    end)
+  end
+
+  it("looks at what it chooses alone, and takes NaN for a condition that holds", function()
+    local condition = tensor.from({0, -0.0, nan, 2, -inf})
+    numbers.assert_same({1, 2, nan, inf, 3}, ops.where(condition, tensor.from({nan, inf, nan, inf, 3}),
+      tensor.from({1, 2, 3, nan, nan})))
+  end)
+
+  it("takes views, and writes to one", function()
+    local a = numbers.strided({2, 3}, "f32", {1, 2, 3, 4, 5, 6})
+    local condition = numbers.strided({2, 3}, "f32", {1, 0, 0, 1, 1, 0})
+    local out, base = numbers.strided({2, 3}, "f32", {0, 0, 0, 0, 0, 0})
+    ops.where(condition, a, tensor.full({}, -1), {out = out})
+    numbers.assert_same({1, -1, -1, 4, 5, -1}, out)
+    local around = numbers.flat(base)
+    assert.same({77, 77}, {around[2], around[6]})
+  end)
+
+  it("gives nothing for an extent of 0, and refuses what does not broadcast", function()
+    assert.same({2, 0}, ops.where(tensor.zeros({2, 0}), tensor.zeros({1}), tensor.zeros({})):sizes())
+    numbers.assert_refused("where: condition [2] and b [3] do not broadcast: 2 is not 3", ops.where, tensor.zeros {2},
+      tensor.zeros {1}, tensor.zeros {3})
+    numbers.assert_refused("where: condition is f32, but a is f64", ops.where, tensor.zeros {2}, tensor.zeros({2}, "f64"),
+      tensor.zeros({2}, "f64"))
+  end)
 end)
 
 describe("one input", function()
@@ -137,6 +226,24 @@ describe("one input", function()
       end
     end)
   end
+
+  it("loses its sign, is a sign, or becomes whole", function()
+    local list = {-inf, -2.5, -1.5, -0.5, -0.25, 0, 0.5, 1.5, 2.5, 3.75, 8388609, inf, nan}
+    local expected = {
+      abs = {inf, 2.5, 1.5, 0.5, 0.25, 0, 0.5, 1.5, 2.5, 3.75, 8388609, inf, nan},
+      sign = {-1, -1, -1, -1, -1, 0, 1, 1, 1, 1, 1, 1, nan},
+      round = {-inf, -2, -2, 0, 0, 0, 0, 2, 2, 4, 8388609, inf, nan},
+      floor = {-inf, -3, -2, -1, -1, 0, 0, 1, 2, 3, 8388609, inf, nan},
+    }
+    for name, values in pairs(expected) do
+      for _, dtype in ipairs {"f32", "f64"} do
+        numbers.assert_same(values, ops[name](tensor.from(list, dtype)))
+        numbers.assert_same(values, ops[name]((numbers.strided({13, 1}, dtype, list))))
+      end
+      assert.same({0, 4}, ops[name](tensor.zeros({0, 4})):sizes())
+      numbers.assert_refused(name .. ": x is i32", ops[name], tensor.from({1}, "i32"))
+    end
+  end)
 
   -- Units in the last place of f32 between a result and the exact value.
   local function ulps(result, exact)
@@ -267,7 +374,8 @@ describe("any number of threads #threads", function()
       local row = numbers.tensor({70000}, "f32", numbers.list(70000, 9), options)
       local column = numbers.tensor({3, 1}, "f32", {1, 2, 3}, options)
       local half = ops.cast(x, {dtype = "bf16"})
-      return ops.add(x, row), ops.multiply(ops.silu(x), column), half, ops.exp(x)
+      return ops.add(x, row), ops.multiply(ops.silu(x), column), half, ops.exp(x),
+        ops.where(ops.less(x, row), ops.round(x), column)
     end)
   end)
 end)

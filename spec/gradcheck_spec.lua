@@ -44,6 +44,10 @@ local samples = {
   abs = {{one({2, 3})}},
   minimum = {{two({2, 3}, {2, 3})}, {two({2, 3}, {2, 1})}},
   maximum = {{two({2, 3}, {2, 3})}, {two({2, 3}, {3})}},
+  where = {
+    {function() return {tensor.from({{1, 0, 1}, {0, 0, 1}}, "f64"), made({2, 3}, 1), made({2, 3}, 2)} end},
+    {function() return {tensor.from({{1, 0, 1}, {0, 0, 1}}, "f64"), made({1, 3}, 1), made({2, 1}, 2)} end},
+  },
   exp = {{one({2, 3}, -2, 2)}},
   log = {{one({2, 3}, 0.5, 3)}},
   sqrt = {{one({2, 3}, 0.5, 3)}},
@@ -101,16 +105,20 @@ local function results_of(name, ...)
   return #results > 1 and ops.concat(results, {axis = 0}) or results[1]
 end
 
+-- Inputs by place that results jump with.
+local jumps = {where = {true}}
+
 -- The operation as a function of its float inputs, and those inputs.
 local function function_of(name, inputs, attributes)
-  local floats = {}
-  for _, input in ipairs(inputs) do
-    if input.dtype ~= "i32" then floats[#floats + 1] = input end
+  local floats, constant = {}, {}
+  for i, input in ipairs(inputs) do
+    constant[i] = input.dtype == "i32" or jumps[name] and jumps[name][i]
+    if not constant[i] then floats[#floats + 1] = input end
   end
   local function call(...)
     local given, arguments, next_float = {...}, {}, 1
     for i, input in ipairs(inputs) do
-      if input.dtype == "i32" then
+      if constant[i] then
         arguments[i] = input
       else
         arguments[i], next_float = given[next_float], next_float + 1

@@ -129,28 +129,46 @@ int pk_shape_product_dtype(int dtype) {
   return dtype == PK_BF16 ? PK_F32 : dtype;
 }
 
-/* Two inputs, broadcast: aligned at the right, extents 1 or missing repeat. */
-pk_status pk_shape_pair(const pk_call *call, pk_shape *outputs) {
-  const pk_tensor *a = call->inputs[0], *b = call->inputs[1];
-  pk_status status = pk_shape_expect_dtype(call, 0, PK_ARITHMETIC);
-  if (!status) status = pk_shape_expect_dtype(call, 1, PK_ARITHMETIC);
-  if (!status) status = pk_shape_expect_same_dtype(call, 0, 1);
-  if (status) return status;
+/* Extent d of rank, counted as if x had that rank: missing ones in front are 1. */
+static int64_t extent_of(const pk_tensor *x, int rank, int d) {
+  int own = d - (rank - x->rank);
+  return own < 0 ? 1 : x->shape[own];
+}
+
+/* Inputs i and j have extents that are equal or 1. */
+static pk_status expect_broadcast(const pk_call *call, int i, int j) {
+  const pk_tensor *a = call->inputs[i], *b = call->inputs[j];
   int rank = a->rank > b->rank ? a->rank : b->rank;
+  for (int d = 0; d < rank; d++) {
+    int64_t extent_a = extent_of(a, rank, d), extent_b = extent_of(b, rank, d);
+    if (extent_a == extent_b || extent_a == 1 || extent_b == 1) continue;
+    char name_a[32], name_b[32], text_a[PK_SHAPE_TEXT], text_b[PK_SHAPE_TEXT];
+    return pk_shape_refuse(
+        call, "%s %s and %s %s do not broadcast: %lld is not %lld",
+        pk_shape_input_name(call, i, name_a), pk_shape_text(text_a, a->rank, a->shape),
+        pk_shape_input_name(call, j, name_b), pk_shape_text(text_b, b->rank, b->shape),
+        (long long)extent_a, (long long)extent_b);
+  }
+  return PK_OK;
+}
+
+/* All inputs broadcast to one shape: aligned at the right, extents 1 or missing repeat. */
+pk_status pk_shape_broadcast(const pk_call *call, pk_shape *outputs) {
+  int rank = 0;
+  for (int i = 0; i < call->n_inputs; i++) {
+    pk_status status = pk_shape_expect_dtype(call, i, PK_ARITHMETIC);
+    if (!status) status = pk_shape_expect_same_dtype(call, 0, i);
+    for (int j = 0; j < i && !status; j++) status = expect_broadcast(call, j, i);
+    if (status) return status;
+    if (call->inputs[i]->rank > rank) rank = call->inputs[i]->rank;
+  }
   int64_t extents[PK_MAX_RANK];
   for (int d = 0; d < rank; d++) {
-    int da = d - (rank - a->rank), db = d - (rank - b->rank);
-    int64_t extent_a = da < 0 ? 1 : a->shape[da], extent_b = db < 0 ? 1 : b->shape[db];
-    if (extent_a != extent_b && extent_a != 1 && extent_b != 1) {
-      char text_a[PK_SHAPE_TEXT], text_b[PK_SHAPE_TEXT];
-      return pk_shape_refuse(call, "a %s and b %s do not broadcast: %lld is not %lld",
-                             pk_shape_text(text_a, a->rank, a->shape),
-                             pk_shape_text(text_b, b->rank, b->shape), (long long)extent_a,
-                             (long long)extent_b);
-    }
-    extents[d] = extent_a == 1 ? extent_b : extent_a;
+    extents[d] = 1;
+    for (int i = 0; i < call->n_inputs && extents[d] == 1; i++)
+      extents[d] = extent_of(call->inputs[i], rank, d);
   }
-  return pk_shape_set(call, outputs, a->dtype, rank, extents);
+  return pk_shape_set(call, outputs, call->inputs[0]->dtype, rank, extents);
 }
 
 pk_status pk_shape_map(const pk_call *call, pk_shape *outputs) {

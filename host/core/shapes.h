@@ -47,7 +47,7 @@ pk_status pk_shape_expect_axis(const pk_call *call, int i, int64_t axis);
 int pk_shape_product_dtype(int dtype);
 
 /* One rule per family (shapes.c, shapes_model.c, shapes_train.c). */
-pk_status pk_shape_pair(const pk_call *call, pk_shape *outputs);
+pk_status pk_shape_broadcast(const pk_call *call, pk_shape *outputs);
 pk_status pk_shape_map(const pk_call *call, pk_shape *outputs);
 pk_status pk_shape_cast(const pk_call *call, pk_shape *outputs);
 pk_status pk_shape_copy(const pk_call *call, pk_shape *outputs);
@@ -100,13 +100,14 @@ pk_status pk_shape_average(const pk_call *call, pk_shape *outputs);
 pk_status pk_shape_consensus_distance(const pk_call *call, pk_shape *outputs);
 
 /* Operations that follow the rule of a family. */
-#define pk_shape_add pk_shape_pair
-#define pk_shape_subtract pk_shape_pair
-#define pk_shape_multiply pk_shape_pair
-#define pk_shape_divide pk_shape_pair
-#define pk_shape_minimum pk_shape_pair
-#define pk_shape_maximum pk_shape_pair
-#define pk_shape_less pk_shape_pair
+#define pk_shape_add pk_shape_broadcast
+#define pk_shape_subtract pk_shape_broadcast
+#define pk_shape_multiply pk_shape_broadcast
+#define pk_shape_divide pk_shape_broadcast
+#define pk_shape_minimum pk_shape_broadcast
+#define pk_shape_maximum pk_shape_broadcast
+#define pk_shape_less pk_shape_broadcast
+#define pk_shape_where pk_shape_broadcast
 #define pk_shape_affine pk_shape_map
 #define pk_shape_negate pk_shape_map
 #define pk_shape_abs pk_shape_map

@@ -152,7 +152,8 @@ pk_status pk_shape_blend(const pk_call *call, pk_shape *outputs) {
   if (status || !factor) return status;
   status = pk_shape_expect_dtype(call, 3, 1 << PK_F64);
   int64_t column[2] = {y->shape[0], 1};
-  return status ? status : pk_shape_expect(call, 3, factor->rank == 2 ? 2 : 1, column, "y");
+  if (status || factor->numel == 1) return status;
+  return pk_shape_expect(call, 3, factor->rank == 2 ? 2 : 1, column, "y");
 }
 
 pk_status pk_shape_update(const pk_call *call, pk_shape *outputs) {

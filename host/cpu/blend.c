@@ -1,5 +1,4 @@
-/* blend: y <- own y + scale factor x in place, under the guard. What algorithms change their state
- * with. */
+/* blend: y <- own y + c x in place, under the guard. What algorithms change their state with. */
 #include "cpu/adamw.h"
 #include "cpu/arena.h"
 
@@ -27,7 +26,8 @@ static void blend_piece(void *argument, int64_t piece, int thread) {
   const pk_tensor *y = call->inputs[0], *x = call->inputs[1], *factor = call->inputs[3];
   pk_arena_part part = pk_arena_part_of(piece, pk_tensor_inner(y));
   double own = call->attributes.numbers[0], coefficient = call->attributes.numbers[1];
-  if (factor) coefficient *= pk_number_at(factor, part.worker);
+  if (factor) coefficient *= pk_number_at(factor, factor->numel == 1 ? 0 : part.worker);
+  if (call->attributes.integers[0]) own = 1 - coefficient;
   char *into = pk_arena_columns(y, part.worker, part.first);
   const char *from = pk_arena_columns(x, x->shape[0] == 1 ? 0 : part.worker, part.first);
   if (y->dtype == PK_F32)

@@ -47,7 +47,8 @@ INLINE double pair_f64(int op, double a, double b) {
   }
 }
 
-INLINE void pair_row_f32(int op, int64_t count, char *const data[3], const int64_t strides[3]) {
+INLINE void pair_row_f32(int op, int64_t count, char *const data[PK_WALK_BLOCKS],
+                         const int64_t strides[PK_WALK_BLOCKS]) {
   float *y = (float *)data[0];
   const float *a = (const float *)data[1], *b = (const float *)data[2];
   int64_t sy = strides[0], sa = strides[1], sb = strides[2];
@@ -68,7 +69,8 @@ INLINE void pair_row_f32(int op, int64_t count, char *const data[3], const int64
   }
 }
 
-INLINE void pair_row_f64(int op, int64_t count, char *const data[3], const int64_t strides[3]) {
+INLINE void pair_row_f64(int op, int64_t count, char *const data[PK_WALK_BLOCKS],
+                         const int64_t strides[PK_WALK_BLOCKS]) {
   double *y = (double *)data[0];
   const double *a = (const double *)data[1], *b = (const double *)data[2];
   int64_t sy = strides[0], sa = strides[1], sb = strides[2];
@@ -81,16 +83,16 @@ INLINE void pair_row_f64(int op, int64_t count, char *const data[3], const int64
   }
 }
 
-INLINE void pair_row(int op, int dtype, int64_t count, char *const data[3],
-                     const int64_t strides[3]) {
+INLINE void pair_row(int op, int dtype, int64_t count, char *const data[PK_WALK_BLOCKS],
+                     const int64_t strides[PK_WALK_BLOCKS]) {
   if (dtype == PK_F32)
     pair_row_f32(op, count, data, strides);
   else
     pair_row_f64(op, count, data, strides);
 }
 
-static void pair_walk_row(const void *options, int64_t count, char *const data[3],
-                          const int64_t strides[3]) {
+static void pair_walk_row(const void *options, int64_t count, char *const data[PK_WALK_BLOCKS],
+                          const int64_t strides[PK_WALK_BLOCKS]) {
   const pk_call *call = options;
   int dtype = call->outputs[0]->dtype;
   switch (call->op) {
@@ -214,8 +216,8 @@ INLINE double map_f64(int op, double x, double scale, double shift) {
   }
 }
 
-INLINE void map_row(int op, const pk_call *call, int64_t count, char *const data[3],
-                    const int64_t strides[3]) {
+INLINE void map_row(int op, const pk_call *call, int64_t count, char *const data[PK_WALK_BLOCKS],
+                    const int64_t strides[PK_WALK_BLOCKS]) {
   double scale = call->attributes.numbers[0], shift = call->attributes.numbers[1];
   float scale_f32 = (float)scale, shift_f32 = (float)shift;
   int64_t sy = strides[0], sx = strides[1];
@@ -237,8 +239,8 @@ INLINE void map_row(int op, const pk_call *call, int64_t count, char *const data
   }
 }
 
-static void map_walk_row(const void *options, int64_t count, char *const data[3],
-                         const int64_t strides[3]) {
+static void map_walk_row(const void *options, int64_t count, char *const data[PK_WALK_BLOCKS],
+                         const int64_t strides[PK_WALK_BLOCKS]) {
   const pk_call *call = options;
   switch (call->op) {
   case PK_OP_affine:

@@ -5,7 +5,7 @@
 #include "core/block.h"
 #include "cpu/cpu.h"
 
-enum { PK_WALK_BLOCKS = 3 };
+enum { PK_WALK_BLOCKS = 4 };
 
 /* Works on one row of each block: count elements, the next one strides[b] elements further on. */
 typedef void (*pk_walk_row)(const void *options, int64_t count, char *const data[PK_WALK_BLOCKS],

@@ -45,6 +45,18 @@ pk_status pk_cuda_less(const pk_call *call) {
   return run_pair(call, PK_PAIR_LESS);
 }
 
+pk_status pk_cuda_where(const pk_call *call) {
+  pk_block blocks[4] = {pk_block_of(call->outputs[0])};
+  for (int i = 0; i < 3; i++)
+    blocks[1 + i] =
+        pk_block_spread(pk_block_of(call->inputs[i]), blocks[0].rank, blocks[0].extents);
+  pk_strided walk;
+  if (!pk_cuda_strided(&walk, 4, blocks)) return PK_OK;
+  return pk_cuda_launched(call, pk_launch_where(call->outputs[0]->dtype, blocks[0].data,
+                                                blocks[1].data, blocks[2].data, blocks[3].data,
+                                                &walk, pk_cuda_of(call)->stream));
+}
+
 static pk_status run_map(const pk_call *call, pk_map map) {
   pk_cuda_device *cuda = pk_cuda_of(call);
   const pk_block blocks[2] = {pk_block_of(call->outputs[0]), pk_block_of(call->inputs[0])};

@@ -5,7 +5,7 @@
  * their own. */
 /* clang-format off */
 #define WITH_KERNEL(row)                                                                           \
-  row(add) row(subtract) row(multiply) row(divide) row(minimum) row(maximum) row(less)             \
+  row(add) row(subtract) row(multiply) row(divide) row(minimum) row(maximum) row(less) row(where)  \
   row(affine) row(negate) row(abs) row(sign) row(round) row(floor)                                 \
   row(exp) row(log) row(sqrt) row(rsqrt) row(sigmoid) row(silu)            \
   row(cast) row(copy)                                                                              \

@@ -173,8 +173,10 @@ pk_status pk_cuda_blend(const pk_call *call) {
                       .columns = pk_tensor_inner(y),
                       .dtype = y->dtype,
                       .own = call->attributes.numbers[0],
-                      .scale = call->attributes.numbers[1]};
+                      .scale = call->attributes.numbers[1],
+                      .lerps = call->attributes.integers[0] != 0};
   if (x->shape[0] == 1) job.x.stride = 0;
+  if (factor && factor->numel == 1) job.factor.stride = 0;
   return pk_cuda_launched(call, pk_launch_blend(&job, pk_cuda_of(call)->stream));
 }
 

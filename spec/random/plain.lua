@@ -55,8 +55,12 @@ local function partner(b, x, lo, hi)
   return b:like(shape, "F", lo, hi)
 end
 
-local function pair(name, lo, hi, bounds)
-  plain[name] = function(b)
+-- Statements whose results change by much where values change by little.
+local jumps = {}
+
+local function pair(name, lo, hi, bounds, into)
+  into = into or plain
+  into[name] = function(b)
     local x = any_float(b) or b:leaf({b.sizes.N, b.sizes.R, b.sizes.d}, "F")
     local y = partner(b, x, lo, hi)
     local shape = broadcast(x.shape, y.shape)
@@ -66,7 +70,7 @@ local function pair(name, lo, hi, bounds)
       x, y = y, x
       low, high = bounds(x.store, y.store)
     end
-    b:apply(name, {x, y}, nil, {{shape = shape, kind = "F", lo = low, hi = high}})
+    b:apply(name, {x, y}, nil, {{shape = shape, kind = "F", lo = low, hi = high}}, {rough = into == jumps})
   end
 end
 
@@ -74,6 +78,20 @@ pair("add", nil, nil, function(x, y) return x.lo + y.lo, x.hi + y.hi end)
 pair("subtract", nil, nil, function(x, y) return x.lo - y.hi, x.hi - y.lo end)
 pair("multiply", nil, nil, products)
 pair("divide", 0.25, 4, function(x, y) return products(x, {lo = 1 / y.hi, hi = 1 / y.lo}) end)
+
+pair("minimum", nil, nil, function(x, y) return math.min(x.lo, y.lo), math.min(x.hi, y.hi) end)
+pair("maximum", nil, nil, function(x, y) return math.max(x.lo, y.lo), math.max(x.hi, y.hi) end)
+pair("less", nil, nil, function() return 0, 1 end, jumps)
+
+function jumps.where(b)
+  local x = any_float(b) or b:leaf({b.sizes.N, b.sizes.R, b.sizes.d}, "F")
+  local y, condition = partner(b, x), partner(b, x)
+  local shape = broadcast(x.shape, y.shape)
+  if not broadcast(condition.shape, shape) then return end
+  shape = broadcast(condition.shape, shape)
+  b:apply("where", {condition, x, y}, nil, {{shape = shape, kind = "F", lo = math.min(x.store.lo, y.store.lo),
+    hi = math.max(x.store.hi, y.store.hi)}}, {rough = true})
+end
 
 function plain.affine(b)
   local x = any_float(b)
@@ -85,13 +103,24 @@ function plain.affine(b)
   b:apply("affine", {x}, {scale = scale, shift = shift}, {{shape = x.shape, kind = "F", lo = math.min(p, q), hi = math.max(p, q)}})
 end
 
-local function map(name, low, high, bounds)
-  plain[name] = function(b)
+local function map(name, low, high, bounds, into)
+  into = into or plain
+  into[name] = function(b)
     local x = any_float(b, function(one) return one.store.lo >= low and one.store.hi <= high end)
       or b:leaf({b.sizes.N, b.sizes.R, b.sizes.d}, "F", math.max(low, -1), math.max(low, -1) + 2)
     local lo, hi = bounds(x.store.lo, x.store.hi)
-    b:apply(name, {x}, nil, {{shape = x.shape, kind = "F", lo = lo, hi = hi}})
+    b:apply(name, {x}, nil, {{shape = x.shape, kind = "F", lo = lo, hi = hi}}, {rough = into == jumps})
   end
+end
+
+map("abs", -400, 400, function(lo, hi) return 0, math.max(-lo, hi) end)
+map("sign", -400, 400, function() return -1, 1 end, jumps)
+map("round", -400, 400, function(lo, hi) return lo - 1, hi + 1 end, jumps)
+map("floor", -400, 400, function(lo, hi) return lo - 1, hi end, jumps)
+
+--- One of them.
+function plain.jump(b)
+  jumps[b:one_of {"less", "where", "sign", "round", "floor"}](b)
 end
 
 map("negate", -400, 400, function(lo, hi) return -hi, -lo end)

@@ -59,6 +59,14 @@ samples.add, samples.subtract, samples.multiply = pair(-1, 1), pair(-1, 1), pair
 samples.divide = pair(0.1, 2)
 samples.minimum, samples.maximum, samples.less = pair(-1, 1), pair(-1, 1), pair(-1, 1)
 
+function samples.where(draw, dtype)
+  local sample = pair(-1, 1)(draw, dtype)
+  local a = sample.inputs[1].shape
+  local condition = floats(draw, draw(1, 2) == 1 and a or {a[#a]}, dtype, 0, 1)
+  for i, value in ipairs(condition.values) do condition.values[i] = value < 0.5 and 0 or value end
+  return {inputs = {condition, unpack(sample.inputs)}}
+end
+
 local function map(low, high, attributes)
   return function(draw, dtype)
     return {inputs = {floats(draw, any_shape(draw), dtype, low, high)}, attributes = attributes}
@@ -437,9 +445,10 @@ end
 function samples.blend(draw, dtype)
   local rows, columns = draw(1, 9), draw(1, 900)
   local from = draw(0, 1) == 1 and 1 or rows
+  local factor = ({false, {rows, 1}, {rows}, {1}, {}})[draw(1, 5)]
   return {inputs = {floats(draw, {rows, columns}, dtype), floats(draw, {from, columns}, dtype), guard(draw),
-    draw(0, 1) == 1 and floats(draw, {rows, 1}, "f64", -1, 1)},
-    attributes = {own = draw(0, 2) / 2, scale = draw(-10, 10) / 10}}
+    factor and floats(draw, factor, "f64", -1, 1)},
+    attributes = {own = draw(0, 2) / 2, scale = draw(-10, 10) / 10, lerp = draw(0, 1) == 1}}
 end
 
 function samples.topk_mask(draw, dtype)

@@ -43,7 +43,7 @@ local common_defaults = {
 }
 local defaults = {
   affine = {scale = 1},
-  blend = {own = 0, scale = 1},
+  blend = {own = 0, scale = 1, lerp = 0},
   check_finite = {largest = math.huge},
   fill = {dtype = 1},
   random_columns = {dtype = 1},

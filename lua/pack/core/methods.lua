@@ -92,6 +92,32 @@ function methods:slice(axis, start, count)
   return ops.slice(self, {axis = axis, start = start, count = count or extent - start})
 end
 
+-- A number as a tensor that broadcasts with one like self; tensors as they are.
+local function spread(self, value)
+  if type(value) ~= "number" then return value end
+  return ops.fill {shape = {}, value = value, dtype = self.dtype, context = {handle = self.context}}
+end
+
+--- The smaller one of two, element by element: t:minimum(other), where other is a tensor or a number.
+function methods:minimum(other)
+  return ops.minimum(self, spread(self, other))
+end
+
+--- The larger one of two, element by element: t:maximum(0).
+function methods:maximum(other)
+  return ops.maximum(self, spread(self, other))
+end
+
+--- 1 where an element is less than the other's or a number, else 0: t:less(0.5).
+function methods:less(other)
+  return ops.less(self, spread(self, other))
+end
+
+--- Elements of a where this one's are not 0, else of b, which are tensors or numbers: t:less(0):where(-t, t).
+function methods:where(a, b)
+  return ops.where(self, spread(self, a), spread(self, b))
+end
+
 --- Each element to a power: whole powers by products, 0.5 by a square root, others as e^(power * log x).
 function methods:pow(power)
   if type(power) ~= "number" then caller.raise("pow: the power is a %s, not a number", type(power)) end
@@ -104,7 +130,7 @@ function methods:pow(power)
     left = math.floor(left / 2)
     if left > 0 then square = ops.multiply(square, square) end
   end
-  local one = ops.fill {shape = {}, value = 1, dtype = self.dtype, context = {handle = self.context}}
+  local one = spread(self, 1)
   if not result then return ops.expand(one, {shape = self:sizes()}) end
   if power < 0 then return ops.divide(one, result) end
   return result == self and ops.copy(self) or result

@@ -79,6 +79,15 @@ rules.negate = {
   end,
 }
 
+-- An operation whose result has no slope, of inputs that an outer tape may track.
+local function constant(name, ...)
+  local views = {...}
+  for i, t in ipairs(views) do views[i] = t:detach() end
+  local result = ops[name](unpack(views))
+  for _, view in ipairs(views) do view:free() end
+  return result
+end
+
 -- The gradient goes where the smaller or larger one came from; of equal ones, half to each.
 local function choice(first_wins)
   return {
@@ -86,7 +95,7 @@ local function choice(first_wins)
     saves = {a = true, b = true},
     backward = function(b, g, node)
       local left, right = node.inputs[1], node.inputs[2]
-      local first, second = ops.less(left, right), ops.less(right, left)
+      local first, second = constant("less", left, right), constant("less", right, left)
       if not first_wins then first, second = second, first end
       local tie = ops.affine(ops.add(first, second), {scale = -0.5, shift = 0.5})
       if b:wants(1) then give_broadcast(b, 1, ops.multiply(g, ops.add(first, tie)), node) end
@@ -97,10 +106,21 @@ end
 
 rules.minimum, rules.maximum = choice(true), choice(false)
 
+rules.where = {
+  shapes = true,
+  saves = {condition = true},
+  backward = function(b, g, node)
+    local condition = node.inputs[1]
+    local zero = ops.fill {shape = {}, dtype = g.dtype, value = 0, context = {handle = g.context}}
+    if b:wants(2) then give_broadcast(b, 2, ops.where(condition, g, zero), node) end
+    if b:wants(3) then give_broadcast(b, 3, ops.where(condition, zero, g), node) end
+  end,
+}
+
 rules.abs = {
   saves = {x = true},
   backward = function(b, g, node)
-    b:emit(1, "multiply", {g, ops.sign(node.inputs[1])})
+    b:emit(1, "multiply", {g, constant("sign", node.inputs[1])})
   end,
 }
 

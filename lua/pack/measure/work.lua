@@ -88,6 +88,7 @@ local ADAMW = 15
 -- and output once), product (it multiplies matrices), model_flops = function(call) (of products)}.
 work.rows = {
   add = each(1), subtract = each(1), multiply = each(1), divide = each(1), minimum = each(1), maximum = each(1), less = each(1),
+  where = nothing,
   affine = each(2), negate = each(1), abs = each(1), sign = each(1), round = each(1), floor = each(1),
   exp = each(1), log = each(1), sqrt = each(1), rsqrt = each(2),
   sigmoid = each(4), silu = each(5), cast = nothing,
@@ -147,7 +148,8 @@ work.rows = {
     return whole(call) + bytes_of(call.inputs[1]) + bytes_of(call.inputs[3])
   end),
   blend = {flops = each(3, 1).flops, bytes = function(call)
-    return whole(call) + (call.attributes.own == 0 and 0 or bytes_of(call.inputs[1]))
+    local reads = call.attributes.own ~= 0 or call.attributes.lerp ~= 0
+    return whole(call) + (reads and bytes_of(call.inputs[1]) or 0)
   end},
   update = {
     flops = function(call) return (2 + 2 * call.inputs[1].shape[1] + ADAMW) * numel(call.inputs[1]) end,

@@ -111,18 +111,23 @@ function Step:assign(into, value)
   ops.blend(into, value, self.updater.guard)
 end
 
---- y <- y + a x; a is a number, or a tensor such as s.lr.
-function Step:add(y, x, a)
-  if type(a) == "number" then
-    ops.blend(y, x, self.updater.guard, nil, {own = 1, scale = a})
-  else
-    ops.blend(y, x, self.updater.guard, ops.cast(a, {dtype = "f64"}), {own = 1})
+local function blend(self, y, x, factor, attributes)
+  if type(factor) == "number" then
+    attributes.scale, factor = factor, nil
+  elseif factor.dtype ~= "f64" then
+    factor = ops.cast(factor, {dtype = "f64"})
   end
+  ops.blend(y, x, self.updater.guard, factor, attributes)
 end
 
---- y <- (1 - t) y + t x, t being a number.
+--- y <- y + a x; a is a number, or a tensor with one for all rows or one for each, such as s:learning_rate().
+function Step:add(y, x, a)
+  blend(self, y, x, a, {own = 1})
+end
+
+--- y <- (1 - t) y + t x; t is as a of s:add.
 function Step:lerp(y, x, t)
-  ops.blend(y, x, self.updater.guard, nil, {own = 1 - t, scale = t})
+  blend(self, y, x, t, {lerp = true})
 end
 
 -- Other workers --------------------------------------------------------------------------------------
