@@ -4,7 +4,7 @@
 # TIMES runs, each ended up to five times, by signals drawn from the list: kill -9, or one that the run saves on. A run
 # saves a state every step and keeps one, so that many come while it saves; where workers do not average completely, a
 # wrong one shows. Prints one line per run, and how often each signal came; fails at the first difference, crash or code
-# that docs/runs.md does not promise.
+# that docs/runs.md does not promise. With LEAST=N in the environment there are more runs, until each signal has come N times.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # What this script's caller ignores, as nohup does SIGHUP, its programs would ignore too.
@@ -62,7 +62,18 @@ promised() {
 }
 
 declare -A sent=()
-for ((i = 1; i <= times; i++)); do
+
+# Whether some signal has not come LEAST times yet.
+lacks_some() {
+  local one
+  for one in "${signals[@]}"; do
+    if ((${sent[$one]:-0} < ${LEAST:-0})); then return 0; fi
+  done
+  return 1
+}
+
+for ((i = 1; ; i++)); do
+  if ((i > times)) && ! lacks_some; then break; fi
   run=$folder/run
   topology=${topologies[i % 3]}
   rm -rf "$run"

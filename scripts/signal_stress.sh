@@ -122,8 +122,7 @@ disturb_prompt() {
 # --- the runs ---
 
 if ((times * 2 / 3 > 0)); then
-  # A run meets about three signals, each one of seven, before it is done.
-  scripts/kill_resume.sh $((times * 14 / 9 + 1)) "$program" "${signals[@]}" > "$folder/printed" ||
+  LEAST=$((times * 2 / 3)) scripts/kill_resume.sh 1 "$program" "${signals[@]}" > "$folder/printed" ||
     die "training"
   tail -n ${#signals[@]} "$folder/printed"
 fi
