@@ -462,3 +462,56 @@ describe("mix_every", function()
     assert.same({2, 5, 8}, mixed)
   end)
 end)
+
+describe("a topology of rows", function()
+  local config = require "pack.config"
+
+  it("is given in a configuration, one matrix or several in turn", function()
+    local one = topology.create({{0.75, 0.25}, {0.25, 0.75}}, 2)
+    assert.same({0.75, 0.25}, one:matrix(5)[1])
+    local two = topology.create({{{1, 0}, {0, 1}}, {{0.5, 0.5}, {0.5, 0.5}}}, 2)
+    assert.equal(2, two.period)
+    assert.same({1, 0}, two:matrix(2)[1])
+    assert.same({0.5, 0.5}, two:matrix(3)[1])
+    local resolved = config.resolve {table = {decentralized = {num_models = 2, topology = {{0.5, 0.5}, {0.5, 0.5}}}}}
+    assert.same({{0.5, 0.5}, {0.5, 0.5}}, resolved.decentralized.topology)
+  end)
+
+  it("is refused with row or column and sum where it does not fit the workers or the algorithm", function()
+    local function refused(message, decentralized)
+      decentralized.num_models = 2
+      local good, problem = pcall(config.resolve, {table = {decentralized = decentralized}})
+      assert.is_false(good)
+      assert.is_truthy(tostring(problem):find(message, 1, true), tostring(problem))
+    end
+    refused("the row of worker 0 (number 1 of W) sums to 0.75, not 1; W must be doubly stochastic",
+      {topology = {{0.5, 0.25}, {0.5, 0.75}}})
+    refused("W has 1 rows for 2 workers", {topology = {{1}}})
+    local directed = {{0.5, 0}, {0.5, 1}}
+    refused("the row of worker 0", {topology = directed})
+    local resolved = config.resolve {table = {decentralized = {num_models = 2, topology = directed, algorithm = "push_sum"}}}
+    assert.same(directed, resolved.decentralized.topology)
+    refused("the column of worker 1 (number 2 of W) sums to 0.5, not 1; W must be column-stochastic",
+      {topology = {{0.5, 0}, {0.5, 0.5}}, algorithm = "push_sum"})
+  end)
+
+  it("of a recipe is known by its name", function()
+    topology.define("two_by_two", function(n, s)
+      local rows = {}
+      for i = 1, n do
+        rows[i] = {}
+        local peer = (i - 1 + (s % 2 == 0 and 1 or -1) * ((i % 2 == 1) and 1 or -1)) % n + 1
+        for j = 1, n do rows[i][j] = (j == i or j == peer) and 0.5 or 0 end
+      end
+      return rows
+    end, 2)
+    local resolved = config.resolve {table = {decentralized = {num_models = 4, topology = "two_by_two"}}}
+    assert.same({name = "two_by_two", defined_by = "topology_spec.lua"}, resolved.decentralized.topology)
+    local one = topology.create(resolved.decentralized.topology, 4)
+    assert.same({0.5, 0.5, 0, 0}, one:matrix(0)[1])
+    assert.same({0.5, 0, 0, 0.5}, one:matrix(1)[1])
+    -- Another program, which does not know it, reads the configuration.
+    local text = config.encode(resolved)
+    assert.is_truthy(text:find('"defined_by": "topology_spec.lua"', 1, true), text)
+  end)
+end)

@@ -69,14 +69,18 @@ end
 
 local function check_topology(decentralized, seed)
   local name, workers = decentralized.topology, decentralized.num_models
+  local algorithm = algorithms.find(decentralized.algorithm.name)
   if name == "hierarchical" and not decentralized.group then
     failure.usage("decentralized.topology hierarchical needs decentralized.group, the workers in a group")
   end
   local topology = require "pack.mixing.topology"
+  if type(name) == "table" and name.defined_by and not topology.find(name.name) then return end -- of another recipe
   local good, message = failure.pcall(topology.create, name, workers,
-    {group = decentralized.group or nil, period = decentralized.period or nil, seed = seed})
+    {group = decentralized.group or nil, period = decentralized.period or nil, seed = seed,
+      column_stochastic = algorithm and algorithm.column_stochastic})
   if not good then
-    failure.usage("decentralized.topology %s, decentralized.num_models %d: %s", name, workers,
+    failure.usage("decentralized.topology %s, decentralized.num_models %d: %s",
+      type(name) == "string" and name or "of rows", workers,
       (tostring(message):gsub("^[^ ]*:%d+: ", "")))
   end
 end

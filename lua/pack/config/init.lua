@@ -5,6 +5,7 @@ local architectures = require "pack.model.architectures"
 local failure = require "pack.core.failure"
 local numbers = require "pack.core.numbers"
 local schema = require "pack.config.schema"
+local topology = require "pack.mixing.topology"
 local value = require "pack.io.value"
 
 local config = {}
@@ -189,6 +190,25 @@ local function foreign_algorithm(x)
   return result
 end
 
+-- A list of rows of numbers, and lists of such.
+local function numbers_within(x, depth)
+  return list_of(x, function(entry)
+    if depth == 1 then return type(entry) == "number" and entry - entry == 0 end
+    return numbers_within(entry, depth - 1) ~= nil
+  end)
+end
+
+-- A name, what a recipe defined, or matrices. Whether those fit is checked with the number of workers.
+function accept.topology(row, x)
+  if type(x) == "string" then return accept.choice(row, x) or topology.find(x) end
+  if type(x) ~= "table" then return nil end
+  if x.name then
+    local known = topology.find(x.name)
+    return known or is_text(x.name) and x.defined_by and {name = x.name, defined_by = x.defined_by} or nil
+  end
+  return numbers_within(x, 2) or numbers_within(x, 3)
+end
+
 -- A name, or a table with a name and options; options that are not given get their defaults.
 function accept.algorithm(_, x, source)
   local given = is_text(x) and {name = x} or x
@@ -247,6 +267,7 @@ function read.number(_, text) return number_from(text) end
 function read.string(_, text) return text end
 function read.list(_, text) return split(text) end
 function read.algorithm(_, text) return text end
+function read.topology(_, text) return text end
 
 function read.numbers(_, text)
   local parts = split(text)

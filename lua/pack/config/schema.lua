@@ -3,7 +3,7 @@
 -- section, name   the key is section.name
 -- type            integer | number | boolean | string | choice | list (of strings) | numbers (a list) | epochs (an
 --                 integer or a list of them) | fields (a table with rows of its own) | algorithm (a name, or a
---                 table with that and the algorithm's options)
+--                 table with that and the algorithm's options) | topology (a name, rows, or a list of such)
 -- default         false together with nullable = true means: off or not given
 -- minimum, maximum, above, below    bounds of numbers (above and below are exclusive)
 -- choices         what a choice may be
@@ -12,6 +12,7 @@
 local algorithms = require "pack.algorithms"
 local architectures = require "pack.model.architectures"
 local optim = require "pack.optim"
+local topology = require "pack.mixing.topology"
 
 local schema = {}
 
@@ -19,10 +20,7 @@ local schema = {}
 schema.sections = {"model", "data", "optimizer", "training", "evaluation", "runtime", "decentralized"}
 
 --- Names of the topologies (see pack.topology).
-schema.topologies = {
-  "complete", "one_peer_ring", "one_peer_exponential", "ring", "exponential", "torus", "hypercube",
-  "star", "random_matching", "hierarchical", "disconnected",
-}
+schema.topologies = topology.names()
 
 local rows = {
   model = {
@@ -173,8 +171,8 @@ local rows = {
       help = "what a step does with the gradients (docs/algorithms.md)"},
     {name = "variant", type = "string", nullable = true, default = false,
       help = "a name for what sets this run apart in reports"},
-    {name = "topology", type = "choice", default = "complete", choices = schema.topologies,
-      help = "whom a worker mixes with"},
+    {name = "topology", type = "topology", default = "complete", choices = schema.topologies,
+      help = "whom a worker mixes with: a name, rows of a matrix, or several"},
     {name = "group", type = "integer", nullable = true, default = false, minimum = 1, maximum = 4096,
       help = "workers in a group of hierarchical"},
     {name = "period", type = "integer", nullable = true, default = false, minimum = 1, maximum = 2 ^ 31,
@@ -247,6 +245,9 @@ local function kind_text(row)
   if row.type == "numbers" then return "a list of numbers" .. bounds(row) end
   if row.type == "algorithm" then return "one of " .. table.concat(algorithms.list(), ", ") .. ", or a table with its name" end
   if row.type == "epochs" then return "a whole number or a list of whole numbers" .. bounds(row) end
+  if row.type == "topology" then
+    return "one of " .. table.concat(topology.list(), ", ") .. ", or a list of rows, or a list of such"
+  end
   if row.type == "choice" then
     local names = {}
     for i, choice in ipairs(row.choices) do names[i] = spell(choice) end

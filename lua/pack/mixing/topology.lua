@@ -206,8 +206,37 @@ function kinds.disconnected()
   end}
 end
 
+local defined = {} -- topologies of recipes by name: {name, make, period, defined_by}
+
 local names = {"complete", "one_peer_ring", "one_peer_exponential", "ring", "exponential", "torus",
   "hypercube", "star", "random_matching", "hierarchical", "disconnected"}
+
+--- Makes a topology of a recipe's own known by a name, for configurations: make(N, s) -> matrix of mixing s, a list of N
+-- rows; period (optional), after how many mixings it repeats. Returns what a configuration holds of it.
+function topology.define(name, make, period)
+  if type(name) ~= "string" or not name:find("^[%a_][%w_]*$") or kinds[name] then
+    error(("topology.define: %s is not a new word"):format(tostring(name)), 2)
+  end
+  if type(make) ~= "function" then error(("topology %s: make is a %s, not a function"):format(name, type(make)), 2) end
+  local source = debug.getinfo(2, "S").source
+  defined[name] = {name = name, make = make, period = period, defined_by = source:match("([^/@]+)$")}
+  return topology.find(name)
+end
+
+--- What a configuration holds of a defined topology, {name, defined_by}, or nil.
+function topology.find(name)
+  local own = defined[name]
+  return own and {name = name, defined_by = own.defined_by}
+end
+
+--- The names of all: those that are built in, then those that were defined.
+function topology.list()
+  local list, own = {unpack(names)}, {}
+  for name in pairs(defined) do own[#own + 1] = name end
+  table.sort(own)
+  for _, name in ipairs(own) do list[#list + 1] = name end
+  return list
+end
 
 --- The names of the topologies, in the order of the documents.
 function topology.names()
@@ -233,15 +262,33 @@ local function check_user(options)
     :format(tostring(period))
 end
 
---- Whether topology `spec` (a name or a function) exists for n workers with these options: true, or nil
+-- The matrices of a spec that is one, or a list of some.
+local function matrices_of(spec)
+  local first = spec[1]
+  local is_list = type(first) == "table" and type(first[1]) == "table"
+  return is_list and spec or {spec}
+end
+
+local function check_matrices(spec, n, options)
+  for s, w in ipairs(matrices_of(spec)) do
+    local good, message = topology.check(w, n, options)
+    if not good then return nil, #matrices_of(spec) > 1 and ("mixing %d: %s"):format(s - 1, message) or message end
+  end
+  return true
+end
+
+--- Whether topology `spec` (see topology.create) exists for n workers with these options: true, or nil
 -- and a message that says what is valid. Options as in topology.create.
 function topology.validate(spec, n, options)
   local good, message = check_count(n)
   if not good then return nil, message end
   if type(spec) == "function" then return check_user(options or {}) end
-  if not kinds[spec] then
-    return nil, ("there is no topology %s; there are %s, and any function (N, s) -> matrix")
-      :format(tostring(spec), table.concat(names, ", "))
+  if type(spec) == "table" and not spec.name then return check_matrices(spec, n, options) end
+  local name = type(spec) == "table" and spec.name or spec
+  if defined[name] then return true end
+  if not kinds[name] then
+    return nil, ("there is no topology %s; there are %s, and any function (N, s) -> matrix or list of rows")
+      :format(tostring(name), table.concat(topology.list(), ", "))
   end
   local kind = kinds[spec]()
   local refusal = kind.refuse and kind.refuse(n, with_defaults(options))
@@ -274,15 +321,16 @@ local function check_entries(w, n)
   return true
 end
 
-local function check_sum(what, index, sum)
+local function check_sum(what, index, sum, columns_alone)
   if math.abs(sum - 1) <= tolerance then return true end
-  return nil, ("the %s of worker %d (number %d of W) sums to %.17g, not 1; W must be doubly stochastic to %g")
-    :format(what, index - 1, index, sum, tolerance)
+  return nil, ("the %s of worker %d (number %d of W) sums to %.17g, not 1; W must be %s stochastic to %g")
+    :format(what, index - 1, index, sum, columns_alone and "column-" or "doubly", tolerance)
 end
 
 --- Whether w is a doubly stochastic matrix for n workers: true, or nil and a message that names the row,
--- column or entry at fault and its value.
-function topology.check(w, n)
+-- column or entry at fault and its value. options: column_stochastic, where its columns alone must sum to 1.
+function topology.check(w, n, options)
+  local columns_alone = options and options.column_stochastic
   if type(w) ~= "table" then
     return nil, ("W is a %s, not a list of %d rows"):format(type(w), n)
   end
@@ -292,8 +340,8 @@ function topology.check(w, n)
   for i = 1, n do
     local row, column = 0, 0
     for j = 1, n do row, column = row + w[i][j], column + w[j][i] end
-    good, message = check_sum("row", i, row)
-    if good then good, message = check_sum("column", i, column) end
+    good, message = columns_alone or check_sum("row", i, row)
+    if good then good, message = check_sum("column", i, column, columns_alone) end
     if not good then return nil, message end
   end
   return true
@@ -301,6 +349,15 @@ end
 
 local Topology = {}
 Topology.__index = Topology
+
+-- Matrices that were given in the form of a kind.
+local function given_kind(spec)
+  local list = matrices_of(spec)
+  return {
+    period = function() return #list end,
+    make = function(_, s) return list[s % #list + 1] end,
+  }
+end
 
 -- A function of the user's in the form of a kind. Errors in it pass through as they are, so that their
 -- position and traceback are those of the user's file.
@@ -312,8 +369,9 @@ local function user_kind(f)
 end
 
 --- The topology `spec` of n workers.
--- spec: a name of topology.names(), or a function (N, s) -> matrix.
--- options: seed (random_matching; default 0), group (hierarchical: workers per group) and period
+-- spec: a name of topology.names() or of one that was defined, a function (N, s) -> matrix, a list of N rows, or a list of
+-- such matrices, which are used in turn.
+-- options: column_stochastic (an algorithm says that columns alone need to sum to 1), seed (random_matching; default 0), group (hierarchical: workers per group) and period
 -- (hierarchical: complete across all workers at every period-th mixing, default 2; function: after how
 -- many mixings it repeats, if it does, so that matrices are kept).
 -- The object has name, num_models and period (nil if it never repeats). Raises what topology.validate says.
@@ -325,9 +383,16 @@ function topology.create(spec, n, options)
     local info = debug.getinfo(spec, "S")
     self.name = ("function at %s:%d"):format(info.short_src, info.linedefined)
     self.kind, self.options = user_kind(spec), options or {}
+  elseif type(spec) == "table" and not spec.name then
+    self.name, self.kind, self.options = "given matrix", given_kind(spec), options or {}
   else
-    self.name, self.kind, self.options = spec, kinds[spec](), with_defaults(options)
+    self.name = type(spec) == "table" and spec.name or spec
+    local own = defined[self.name]
+    self.kind = own and user_kind(own.make) or kinds[self.name]()
+    self.options = with_defaults(options)
+    if own then self.options.period = own.period end
   end
+  self.column_stochastic = options and options.column_stochastic
   self.period = 1
   if self.kind.period then self.period = self.kind.period(n, self.options) end
   return self
@@ -342,7 +407,7 @@ function Topology:matrix(s)
   local phase = kind.phase and kind.phase(s, options) or self.period and s % self.period
   if self.kept[phase] then return self.kept[phase] end
   local w = kind.make(self.num_models, s, options)
-  local good, message = topology.check(w, self.num_models)
+  local good, message = topology.check(w, self.num_models, self)
   if not good then
     error(("topology %s, %d workers, mixing %d: %s"):format(self.name, self.num_models, s, message), 2)
   end
@@ -404,14 +469,15 @@ local function peer_lines(w, lines)
   end
 end
 
+local MIXINGS_LOOKED_AT = 64 -- of a topology that never repeats
 local most_shown = 8 -- matrices of one period
 
 --- Text that shows the matrices of a period (the first 8) and the spectral gap; print(t) prints it.
 function Topology:describe()
   local n, period = self.num_models, self.period
-  local gap = self:spectral_gap()
+  local gap = self:spectral_gap(not period and MIXINGS_LOOKED_AT or nil)
   local lines = {("%s, %d worker%s, %s"):format(self.name, n, n == 1 and "" or "s",
-    period and ("period %d, spectral gap %.6f"):format(period, gap) or "no period")}
+    period and ("period %d, spectral gap %.6f"):format(period, gap) or ("no period, spectral gap %.6f over %d mixings"):format(gap, MIXINGS_LOOKED_AT))}
   local shown = math.min(period or 1, most_shown)
   for s = 0, shown - 1 do
     if period ~= 1 then lines[#lines + 1] = (" mixing %d"):format(s) end

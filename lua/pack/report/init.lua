@@ -101,7 +101,7 @@ local function run_section(writer, run)
   add("state", status_cell(run.status))
   if run.reason then add(run.status == "failed" and "reason" or "how far", {run.reason, class = "reason"}) end
   add("workers", {tostring(decentralized.num_models), class = "number"})
-  add("topology", tostring(decentralized.topology))
+  add("topology", groups.setting(run, "decentralized.topology"))
   local gap = groups.spectral_gap(run)
   if gap then add("spectral gap", number(gap)) end
   local function add_number(name, x, format)

@@ -58,7 +58,7 @@ local function log_beginning(self, remarks)
   for _, remark in ipairs(remarks or {}) do run:log("%s", remark) end
   if self.resumed then return end
   run:log("%s, %d tokens to train on, %d held out", opened.description, opened.train.count, opened.validation.count)
-  local what = {decentralized.topology, decentralized.scheme}
+  local what = {trainer.topology.name, decentralized.scheme}
   if decentralized.algorithm.name ~= "gossip" then table.insert(what, 1, decentralized.algorithm.name) end
   if config.optimizer.name ~= "adamw" then what[#what + 1] = config.optimizer.name end
   run:log("model: %d workers of %d parameters, %s; %d steps of %d tokens", trainer.num_models,
