@@ -466,6 +466,10 @@ end)
 describe("a topology of rows", function()
   local config = require "pack.config"
 
+  local function resolved_with(decentralized)
+    return config.resolve {table = {decentralized = decentralized, training = {micro_batch_size = 2}}}
+  end
+
   it("is given in a configuration, one matrix or several in turn", function()
     local one = topology.create({{0.75, 0.25}, {0.25, 0.75}}, 2)
     assert.same({0.75, 0.25}, one:matrix(5)[1])
@@ -473,14 +477,14 @@ describe("a topology of rows", function()
     assert.equal(2, two.period)
     assert.same({1, 0}, two:matrix(2)[1])
     assert.same({0.5, 0.5}, two:matrix(3)[1])
-    local resolved = config.resolve {table = {decentralized = {num_models = 2, topology = {{0.5, 0.5}, {0.5, 0.5}}}}}
+    local resolved = resolved_with {num_models = 2, topology = {{0.5, 0.5}, {0.5, 0.5}}}
     assert.same({{0.5, 0.5}, {0.5, 0.5}}, resolved.decentralized.topology)
   end)
 
   it("is refused with row or column and sum where it does not fit the workers or the algorithm", function()
     local function refused(message, decentralized)
       decentralized.num_models = 2
-      local good, problem = pcall(config.resolve, {table = {decentralized = decentralized}})
+      local good, problem = pcall(resolved_with, decentralized)
       assert.is_false(good)
       assert.is_truthy(tostring(problem):find(message, 1, true), tostring(problem))
     end
@@ -489,7 +493,7 @@ describe("a topology of rows", function()
     refused("W has 1 rows for 2 workers", {topology = {{1}}})
     local directed = {{0.5, 0}, {0.5, 1}}
     refused("the row of worker 0", {topology = directed})
-    local resolved = config.resolve {table = {decentralized = {num_models = 2, topology = directed, algorithm = "push_sum"}}}
+    local resolved = resolved_with {num_models = 2, topology = directed, algorithm = "push_sum"}
     assert.same(directed, resolved.decentralized.topology)
     refused("the column of worker 1 (number 2 of W) sums to 0.5, not 1; W must be column-stochastic",
       {topology = {{0.5, 0}, {0.5, 0.5}}, algorithm = "push_sum"})
@@ -505,7 +509,7 @@ describe("a topology of rows", function()
       end
       return rows
     end, 2)
-    local resolved = config.resolve {table = {decentralized = {num_models = 4, topology = "two_by_two"}}}
+    local resolved = resolved_with {num_models = 4, topology = "two_by_two"}
     assert.same({name = "two_by_two", defined_by = "topology_spec.lua"}, resolved.decentralized.topology)
     local one = topology.create(resolved.decentralized.topology, 4)
     assert.same({0.5, 0.5, 0, 0}, one:matrix(0)[1])

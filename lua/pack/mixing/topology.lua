@@ -340,7 +340,8 @@ function topology.check(w, n, options)
   for i = 1, n do
     local row, column = 0, 0
     for j = 1, n do row, column = row + w[i][j], column + w[j][i] end
-    good, message = columns_alone or check_sum("row", i, row)
+    good, message = true, nil
+    if not columns_alone then good, message = check_sum("row", i, row) end
     if good then good, message = check_sum("column", i, column, columns_alone) end
     if not good then return nil, message end
   end

@@ -19,7 +19,7 @@ local seeds = {["runtime.seed"] = true, ["data.shuffle_seed"] = true}
 -- A value of a configuration as text.
 local function show(x)
   if x == nil or x == json.null then return "off" end
-  if type(x) == "table" and #x == 0 then
+  if type(x) == "table" and #x == 0 and not x.name then
     local parts = {}
     for key, inner in pairs(x) do parts[#parts + 1] = ("%s %s"):format(key, schema.show(inner)) end
     table.sort(parts)
