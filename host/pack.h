@@ -762,6 +762,11 @@ typedef struct pk_tokens pk_tokens;
  * used; ids must be below vocabulary, which is checked where they are read. Owned. */
 pk_status pk_tokens_from_memory(const void *ids, int64_t count, int width, int64_t vocabulary,
                                 pk_tokens **tokens);
+/* Parts of sequences one after the other as one sequence: of sources[i] the counts[i] ids from
+ * firsts[i] on. It takes a share of them. Owned. Errors: a part outside its sequence, ids of
+ * different widths, no part. */
+pk_status pk_tokens_join(const pk_tokens *const *sources, const int64_t *firsts,
+                         const int64_t *counts, int64_t parts, pk_tokens **tokens);
 void pk_tokens_free(const pk_tokens *tokens);
 int64_t pk_tokens_count(const pk_tokens *tokens);
 

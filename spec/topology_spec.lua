@@ -482,20 +482,20 @@ describe("a topology of rows", function()
   end)
 
   it("is refused with row or column and sum where it does not fit the workers or the algorithm", function()
-    local function refused(message, decentralized)
+    local function refused_with(message, decentralized)
       decentralized.num_models = 2
       local good, problem = pcall(resolved_with, decentralized)
       assert.is_false(good)
       assert.is_truthy(tostring(problem):find(message, 1, true), tostring(problem))
     end
-    refused("the row of worker 0 (number 1 of W) sums to 0.75, not 1; W must be doubly stochastic",
+    refused_with("the row of worker 0 (number 1 of W) sums to 0.75, not 1; W must be doubly stochastic",
       {topology = {{0.5, 0.25}, {0.5, 0.75}}})
-    refused("W has 1 rows for 2 workers", {topology = {{1}}})
+    refused_with("W has 1 rows for 2 workers", {topology = {{1}}})
     local directed = {{0.5, 0}, {0.5, 1}}
-    refused("the row of worker 0", {topology = directed})
+    refused_with("the row of worker 0", {topology = directed})
     local resolved = resolved_with {num_models = 2, topology = directed, algorithm = "push_sum"}
     assert.same(directed, resolved.decentralized.topology)
-    refused("the column of worker 1 (number 2 of W) sums to 0.5, not 1; W must be column-stochastic",
+    refused_with("the column of worker 1 (number 2 of W) sums to 0.5, not 1; W must be column-stochastic",
       {topology = {{0.5, 0}, {0.5, 0.5}}, algorithm = "push_sum"})
   end)
 

@@ -6,6 +6,8 @@
 #include <zstd.h>
 
 struct pk_token_reader {
+  struct pk_token_reader *inner; /* of a joined sequence: of the part that it read last */
+  int64_t inner_part;            /* -1: none */
   const pk_tokens *tokens;
   int64_t shard; /* the open one, -1 for none */
   pk_shard_file file;
@@ -32,6 +34,8 @@ void pk_tokens_free(const pk_tokens *tokens) {
     free(held->shards[i].sums);
   }
   free(held->shards);
+  for (int64_t i = 0; i < held->part_count; i++) pk_tokens_free(held->parts[i].tokens);
+  free(held->parts);
   free(held);
 }
 
@@ -57,6 +61,44 @@ pk_status pk_tokens_from_memory(const void *ids, int64_t count, int width, int64
   made->count = count;
   made->width = width;
   made->vocabulary = vocabulary;
+  *tokens = made;
+  return PK_OK;
+}
+
+static pk_status check_part(const pk_tokens *source, const pk_tokens *first, int64_t i,
+                            int64_t start, int64_t count) {
+  if (start < 0 || count < 0 || count > source->count - start)
+    return pk_fail(PK_INVALID, "part %lld: %lld tokens from %lld on of a sequence of %lld",
+                   (long long)i + 1, (long long)count, (long long)start, (long long)source->count);
+  if (source->width != first->width)
+    return pk_fail(PK_INVALID, "part %lld has ids of %d bytes, and the first one has %d",
+                   (long long)i + 1, source->width, first->width);
+  return PK_OK;
+}
+
+pk_status pk_tokens_join(const pk_tokens *const *sources, const int64_t *firsts,
+                         const int64_t *counts, int64_t parts, pk_tokens **tokens) {
+  *tokens = NULL;
+  if (parts < 1) return pk_fail(PK_INVALID, "nothing to join");
+  pk_tokens *made = calloc(1, sizeof *made);
+  if (made) made->parts = calloc((size_t)parts, sizeof *made->parts);
+  if (!made || !made->parts) {
+    free(made);
+    return pk_fail(PK_NO_MEMORY, "no memory to join %lld sequences of tokens", (long long)parts);
+  }
+  made->holders = 1;
+  made->width = sources[0]->width;
+  for (int64_t i = 0; i < parts; i++) {
+    pk_status status = check_part(sources[i], sources[0], i, firsts[i], counts[i]);
+    if (status) {
+      pk_tokens_free(made);
+      return status;
+    }
+    made->parts[i] = (pk_token_part){pk_tokens_hold(sources[i]), firsts[i], counts[i], made->count};
+    made->part_count = i + 1;
+    made->count += counts[i];
+    if (sources[i]->vocabulary > made->vocabulary) made->vocabulary = sources[i]->vocabulary;
+  }
   *tokens = made;
   return PK_OK;
 }
@@ -167,6 +209,7 @@ pk_status pk_token_reader_create(const pk_tokens *tokens, pk_token_reader **read
   if (!made) return pk_fail(PK_NO_MEMORY, "no memory for a reader of tokens");
   made->tokens = tokens;
   made->file.fd = -1;
+  made->inner_part = -1;
   made->shard = -1;
   if (compressed) {
     made->stream = ZSTD_createDStream();
@@ -184,6 +227,7 @@ pk_status pk_token_reader_create(const pk_tokens *tokens, pk_token_reader **read
 void pk_token_reader_free(pk_token_reader *reader) {
   if (!reader) return;
   close_shard(reader);
+  pk_token_reader_free(reader->inner);
   pk_shard_free(&reader->file);
   ZSTD_freeDStream(reader->stream);
   free(reader->input);
@@ -254,6 +298,31 @@ pk_status pk_tokens_check(const pk_tokens *tokens, const char *path, int64_t fir
                  (long long)tokens->vocabulary);
 }
 
+/* Ids of a joined sequence; a reader is kept for the part that was read last. */
+static pk_status read_parts(pk_token_reader *reader, int64_t first, int64_t count, char *ids) {
+  const pk_tokens *tokens = reader->tokens;
+  int64_t done = 0;
+  for (int64_t i = 0; i < tokens->part_count && done < count; i++) {
+    const pk_token_part *part = &tokens->parts[i];
+    int64_t inside = first + done - part->start;
+    if (inside >= part->count) continue;
+    int64_t left = part->count - inside, take = count - done < left ? count - done : left;
+    if (reader->inner_part != i) {
+      pk_token_reader_free(reader->inner);
+      reader->inner = NULL;
+      reader->inner_part = -1;
+      pk_status status = pk_token_reader_create(part->tokens, &reader->inner);
+      if (status) return status;
+      reader->inner_part = i;
+    }
+    pk_status status =
+        pk_token_reader_read(reader->inner, part->first + inside, take, ids + done * tokens->width);
+    if (status) return status;
+    done += take;
+  }
+  return PK_OK;
+}
+
 pk_status pk_token_reader_read(pk_token_reader *reader, int64_t first, int64_t count, void *ids) {
   const pk_tokens *tokens = reader->tokens;
   if (first < 0 || count < 0 || count > tokens->count - first) {
@@ -261,6 +330,7 @@ pk_status pk_token_reader_read(pk_token_reader *reader, int64_t first, int64_t c
                    (long long)(first + count - 1), (long long)tokens->count);
   }
   if (count == 0) return PK_OK;
+  if (tokens->parts) return read_parts(reader, first, count, ids);
   if (tokens->memory) {
     memcpy(ids, (const char *)tokens->memory + first * tokens->width,
            (size_t)(count * tokens->width));

@@ -4,6 +4,12 @@
 
 #include "data/shard.h"
 
+/* Some ids of another sequence, which are those from `start` on of the joined one. */
+typedef struct pk_token_part {
+  const pk_tokens *tokens;
+  int64_t first, count, start;
+} pk_token_part;
+
 struct pk_tokens {
   int32_t holders; /* the last one frees it */
   int64_t count;
@@ -12,6 +18,8 @@ struct pk_tokens {
   const void *memory; /* borrowed; NULL: the ids are in shards */
   pk_token_file *shards;
   int64_t shard_count;
+  pk_token_part *parts; /* NULL: it is not joined of others */
+  int64_t part_count;
 };
 
 /* Takes a hold, which pk_tokens_free gives back. Like freeing, from one thread at a time. */

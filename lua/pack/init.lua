@@ -34,6 +34,7 @@ pack.modules = {
   prepare = "pack.data.prepare",
   text = "pack.data.text",
   tokenizer = "pack.data.tokenizer",
+  workers = "pack.data.workers",
   -- training
   golden = "pack.train.golden",
   golden_algorithm = "pack.train.golden_algorithm",

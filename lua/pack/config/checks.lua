@@ -92,6 +92,14 @@ local function check_schedule(optimizer)
   end
 end
 
+local function check_sources(data)
+  if data.sources and (data.text or data.cache_dir) then
+    failure.usage("data.sources and data.%s are both given; the sources are all that is trained on",
+      data.text and "text" or "cache_dir")
+  end
+  if data.dirichlet and not data.sources then failure.usage("data.dirichlet shares out data.sources, and there are none") end
+end
+
 local function check_workers_rates(optimizer, workers)
   local factors = optimizer.lr_factors
   if factors and #factors ~= workers then
@@ -121,6 +129,7 @@ return function(config, parameters)
   check_schedule(config.optimizer)
   check_workers_rates(config.optimizer, config.decentralized.num_models)
   check_algorithm(config)
+  check_sources(config.data)
   check_checkpoints(config.training)
   check_topology(config.decentralized, config.runtime.seed)
 end

@@ -100,10 +100,16 @@ function Cache:close()
   self.handle = nil
 end
 
+--- A token stream of a pk_tokens; kept is what that needs to be there.
+function cache.stream(tokens, count, kept)
+  return {joined = tokens, count = count, kept = kept}
+end
+
 --- The pk_tokens of a token stream: of a cache's split, or of {tokens = uint16_t or uint32_t array, count,
 -- vocab_size (optional)}, and what it needs to be kept for as long as it is used.
 function cache.tokens_of(stream)
   if stream.cache then return opened(stream), stream end
+  if stream.joined then return stream.joined, stream end
   local width = tonumber(ffi.cast("char *", stream.tokens + 1) - ffi.cast("char *", stream.tokens))
   local made = ffi.new("const pk_tokens *[1]")
   check(C.pk_tokens_from_memory(stream.tokens, stream.count, width,

@@ -59,12 +59,30 @@ local function from_cache(config)
   }
 end
 
---- Opens the data of a configuration: data.cache_dir, or else data.text (by default packlua's own text).
+-- One of data.sources: a folder is a token cache, a file is text.
+local function open_source(config, path)
+  local is_folder = native.C.pk_path_kind(path) == ("d"):byte()
+  local own = {}
+  for key, value in pairs(config.data) do own[key] = value end
+  own.cache_dir, own.text, own.sources = is_folder and path or false, not is_folder and {path} or false, false
+  local opened = (is_folder and from_cache or from_text) {data = own, model = config.model}
+  opened.name = ("the source %s"):format(path)
+  data.check_size(config, opened)
+  return opened
+end
+
+--- Opens the data of a configuration: data.sources (see pack.data.workers), data.cache_dir, or else data.text (by default
+-- packlua's own text).
 -- Returns {train, validation = token streams for pack.loader, validation_complete, tokenizer (nil with
 -- no_tokenizer, the reason, where a cache has none at hand), name, description, identity (of a cache),
 -- unigram_entropy (of a text)}. Raises usage errors: a vocabulary smaller than the data's, too few tokens.
 function data.open(config)
-  local opened = config.data.cache_dir and from_cache(config) or from_text(config)
+  local opened
+  if config.data.sources then
+    opened = require("pack.data.workers").open(config, function(path) return open_source(config, path) end)
+  else
+    opened = config.data.cache_dir and from_cache(config) or from_text(config)
+  end
   data.check_size(config, opened)
   return opened
 end

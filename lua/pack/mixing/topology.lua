@@ -323,8 +323,8 @@ end
 
 local function check_sum(what, index, sum, columns_alone)
   if math.abs(sum - 1) <= tolerance then return true end
-  return nil, ("the %s of worker %d (number %d of W) sums to %.17g, not 1; W must be %s stochastic to %g")
-    :format(what, index - 1, index, sum, columns_alone and "column-" or "doubly", tolerance)
+  return nil, ("the %s of worker %d (number %d of W) sums to %.17g, not 1; W must be %s to %g")
+    :format(what, index - 1, index, sum, columns_alone and "column-stochastic" or "doubly stochastic", tolerance)
 end
 
 --- Whether w is a doubly stochastic matrix for n workers: true, or nil and a message that names the row,
@@ -372,9 +372,9 @@ end
 --- The topology `spec` of n workers.
 -- spec: a name of topology.names() or of one that was defined, a function (N, s) -> matrix, a list of N rows, or a list of
 -- such matrices, which are used in turn.
--- options: column_stochastic (an algorithm says that columns alone need to sum to 1), seed (random_matching; default 0), group (hierarchical: workers per group) and period
--- (hierarchical: complete across all workers at every period-th mixing, default 2; function: after how
--- many mixings it repeats, if it does, so that matrices are kept).
+-- options: column_stochastic (an algorithm says that columns alone need to sum to 1), seed (random_matching; default 0),
+-- group (hierarchical: workers per group) and period (hierarchical: complete across all workers at every period-th mixing,
+-- default 2; function: after how many mixings it repeats, if it does, so that matrices are kept).
 -- The object has name, num_models and period (nil if it never repeats). Raises what topology.validate says.
 function topology.create(spec, n, options)
   local good, message = topology.validate(spec, n, options)
@@ -414,6 +414,13 @@ function Topology:matrix(s)
   end
   if phase then self.kept[phase] = w end
   return w
+end
+
+--- A copy of W at mixing s that may be changed.
+function Topology:copy(s)
+  local rows = {}
+  for i, row in ipairs(self:matrix(s)) do rows[i] = {unpack(row)} end
+  return rows
 end
 
 -- w^count by squaring.
@@ -478,7 +485,8 @@ function Topology:describe()
   local n, period = self.num_models, self.period
   local gap = self:spectral_gap(not period and MIXINGS_LOOKED_AT or nil)
   local lines = {("%s, %d worker%s, %s"):format(self.name, n, n == 1 and "" or "s",
-    period and ("period %d, spectral gap %.6f"):format(period, gap) or ("no period, spectral gap %.6f over %d mixings"):format(gap, MIXINGS_LOOKED_AT))}
+    period and ("period %d, spectral gap %.6f"):format(period, gap)
+      or ("no period, spectral gap %.6f over %d mixings"):format(gap, MIXINGS_LOOKED_AT))}
   local shown = math.min(period or 1, most_shown)
   for s = 0, shown - 1 do
     if period ~= 1 then lines[#lines + 1] = (" mixing %d"):format(s) end

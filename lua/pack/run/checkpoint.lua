@@ -31,7 +31,7 @@ function checkpoint.tensors(trainer)
   local list = {}
   for _, kept in ipairs(trainer.updater.kept) do
     if kept.arena then
-      for _, entry in ipairs(trainer.model.layout) do
+      for _, entry in ipairs(kept.arena.layout) do
         list[#list + 1] = {name = kept.name .. "/" .. entry.name, tensor = kept.arena:view(entry.name)}
       end
     else
@@ -50,12 +50,21 @@ function checkpoint.config_text(resolved)
   return config.encode(copy)
 end
 
--- What a trainer keeps: name, rows where they are not one for each worker, whole where it has no columns.
+-- The names of the parameters that an arena has where it does not have all.
+local function part_names(columns, trainer)
+  if #columns.layout == #trainer.model.layout then return nil end
+  local names = json.array()
+  for i, entry in ipairs(columns.layout) do names[i] = entry.name end
+  return names
+end
+
+-- What a trainer keeps: name, rows where they are not one for each worker, parameters where they are not all, whole where it
+-- has no columns.
 local function kept_list(trainer)
   local list = json.array()
   for i, kept in ipairs(trainer.updater.kept) do
     local columns = kept.arena
-    list[i] = {name = kept.name, whole = not columns or nil,
+    list[i] = {name = kept.name, whole = not columns or nil, parameters = columns and part_names(columns, trainer),
       rows = columns and columns.num_workers ~= trainer.num_models and columns.num_workers or nil}
   end
   return list
@@ -90,6 +99,11 @@ end
 
 --- What identifies data of pack.data.open: of a cache its identity, of text its tokens.
 function checkpoint.data_identity(data)
+  if data.sources then
+    local list = {}
+    for i, source in ipairs(data.sources) do list[i] = checkpoint.data_identity(source) end
+    return table.concat(list, "; ")
+  end
   return data.identity and "cache " .. data.identity or tokens_identity(data)
 end
 

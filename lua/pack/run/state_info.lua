@@ -104,7 +104,9 @@ local function kept_problem(kept)
   end
   for _, one in ipairs(kept) do
     local named = type(one) == "table" and type(one.name) == "string"
-    if not named or one.rows ~= nil and type(one.rows) ~= "number" then return "its list of what is kept is none" end
+    local known = {name = "string", rows = "number", parameters = "table", whole = "boolean"}
+    for key, x in pairs(named and one or {}) do named = named and type(x) == known[key] end
+    if not named then return "its list of what is kept is none" end
   end
 end
 
@@ -114,8 +116,11 @@ local function tensors_problem(file, info, resolved)
   local parameters = architectures.of(resolved.model).parameter_list(resolved.model)
   for _, kept in ipairs(info.kept or plain) do
     local rows = kept.rows or info.num_models
+    local wanted = kept.parameters and {}
+    for _, name in ipairs(kept.parameters or {}) do wanted[name] = true end
     for _, parameter in ipairs(not kept.whole and parameters or {}) do
-      problem = tensor_problem(file, kept.name .. "/" .. parameter[1], {F32 = true}, {rows, unpack(parameter[2])})
+      local name, shape = parameter[1], {rows, unpack(parameter[2])}
+      problem = (not wanted or wanted[name]) and tensor_problem(file, kept.name .. "/" .. name, {F32 = true}, shape)
       if problem then return problem end
     end
     if kept.whole and not file:has(kept.name) then return ("there is no tensor '%s'"):format(kept.name) end

@@ -63,7 +63,8 @@ local function log_beginning(self, remarks)
   if config.optimizer.name ~= "adamw" then what[#what + 1] = config.optimizer.name end
   run:log("model: %d workers of %d parameters, %s; %d steps of %d tokens", trainer.num_models,
     config_module.parameters(config.model), table.concat(what, ", "), trainer.total_steps, config.training.batch_tokens)
-  local unread = data_module.unread_note(opened, trainer.total_steps, config.training.batch_tokens)
+  local unread = not opened.workers
+    and data_module.unread_note(opened, trainer.total_steps, config.training.batch_tokens)
   if unread then run:log("%s", unread) end
 end
 
@@ -83,6 +84,13 @@ end
 local function trainer_options(options, context, opened)
   local given = {context = context, train = opened.train, validation = opened.validation,
     validation_complete = opened.validation_complete}
+  if opened.workers then
+    given.train, given.own_validation = {}, opened.workers[1].validation and {} or nil
+    for i, worker in ipairs(opened.workers) do
+      given.train[i] = worker.train
+      if given.own_validation then given.own_validation[i] = worker.validation end
+    end
+  end
   for key, value in pairs(options.trainer or {}) do given[key] = value end
   return given
 end
@@ -293,7 +301,12 @@ function Study:conclude()
     final.perplexity, table.concat(each, " "))
   run:log("consensus distance %.4g%s", final.consensus_distance, opened.unigram_entropy
     and ("; entropy of single tokens %.4f"):format(opened.unigram_entropy) or "")
-  run:result {loss = final.loss, perplexity = final.perplexity, loss_worker = final.loss_worker,
+  if final.loss_own then
+    local own = {}
+    for i, loss in ipairs(final.loss_own) do own[i] = ("%.4f"):format(loss) end
+    run:log("on their own held-out data: %s", table.concat(own, " "))
+  end
+  run:result {loss_own = final.loss_own, loss = final.loss, perplexity = final.perplexity, loss_worker = final.loss_worker,
     consensus_distance = final.consensus_distance, unigram_entropy = opened.unigram_entropy,
     steps = trainer.total_steps, tokens_per_second = trainer.tokens_per_second}
   C.pk_signals_release()

@@ -302,6 +302,15 @@ local function claim_new(base)
   return folder
 end
 
+--- Whether a command line (the global arg) asks for a sweep: it has --over or --zip. For recipes that are both a study and a
+-- sweep.
+function sweep.is_wanted(arguments)
+  for _, argument in ipairs(arguments) do
+    if argument:find("^%-%-over%f[=%z]") or argument:find("^%-%-zip%f[=%z]") then return true end
+  end
+  return false
+end
+
 --- A sweep as a recipe. spec: recipe (its name), summary, arg (the global arg), run(task), which does one run (see
 -- pack.sweep.task; task:train() is the usual one) and may return fields for its result.json; over and zip, lists of
 -- axes for when the command line has none; default_config. Exit codes: 1 when not all runs are complete at the end,

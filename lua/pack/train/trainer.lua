@@ -15,6 +15,7 @@ local schedule = require "pack.train.schedule"
 local tensor = require "pack.core.tensor"
 local topology = require "pack.mixing.topology"
 local updater = require "pack.train.updater"
+local workers = require "pack.data.workers"
 
 local trainer = {}
 
@@ -36,11 +37,13 @@ local function consensus_matrix(n, gamma, w)
   return rows
 end
 
---- The training batches of a resolved configuration from a stream (see pack.loader); course: its schedule.
+--- The training batches of a resolved configuration from a stream (see pack.loader), or from a list of streams, one for
+-- each worker (see pack.workers); course: its schedule.
 function trainer.batches(config, train, course)
   course = course or schedule.create(config)
-  return loader.create {
-    tokens = train, context_length = config.model.context_length,
+  local streams = train[1] and train
+  return (streams and workers.batches or loader.create) {
+    streams = streams, tokens = train, context_length = config.model.context_length,
     num_models = config.decentralized.num_models, micro_batch_size = config.training.micro_batch_size,
     accumulation = course.accumulation, seed = config.data.shuffle_seed,
     limit_tokens = course.total_steps * config.training.batch_tokens + 1, -- the last one is a target only
@@ -63,8 +66,9 @@ local function algorithm_of(config, given)
 end
 
 --- A trainer for a resolved configuration.
--- options: context, train and validation (token streams, see pack.data; without train it can be planned, not
--- run), validation_complete (true), fused (see pack.updater), dtype of parameters and arithmetic (f32; f64 to check).
+-- options: context, train (a token stream, see pack.data, or one for each worker; without it can be planned, not run),
+-- validation (a token stream), validation_complete (true), own_validation (a list of streams, one for each worker), fused
+-- (see pack.updater), dtype of parameters and arithmetic (f32; f64 to check).
 -- What the configuration says can be given instead: model (a packed model), optimizer (see pack.optim), algorithm (a table
 -- of pack.algorithms, or an instance), topology (see pack.topology), batches (an object with next, cursor, set_cursor and
 -- close, see pack.loader), and compute(trainer), which returns a function (micro) that makes the gradients of a micro-step and
@@ -93,6 +97,7 @@ function trainer.create(config, options)
   self.optimizer = self.updater.optimizer
   self.batches = options.batches
   if options.train and not self.batches then self.batches = trainer.batches(config, options.train, self.schedule) end
+  self.own_validation = options.own_validation
   self.validation, self.validation_complete = options.validation, options.validation_complete ~= false
   self.identity = consensus_matrix(self.num_models)
   self.step_number, self.mixings = 0, 0
@@ -298,7 +303,8 @@ end
 --- Evaluates the worker average on the validation stream; the training state is untouched.
 -- options: blocks (a fixed subset of that many blocks; default all), workers (each worker too).
 -- Returns a row of metrics.jsonl: step, tokens, split, loss, perplexity, targets,
--- validation_complete, consensus_distance and, if asked for, loss_worker.
+-- validation_complete, consensus_distance and, if asked for, loss_worker and, where workers have data of their own,
+-- loss_own.
 function Trainer:evaluate(options)
   options = options or {}
   local evaluation = self.config.evaluation
@@ -321,8 +327,19 @@ function Trainer:evaluate(options)
     for i = 0, self.num_models - 1 do
       row.loss_worker[i + 1] = self.model:worker(i):loss_over(blocks)
     end
+    if self.own_validation then row.loss_own = self:own_losses() end
   end
   return row
+end
+
+-- Each worker's loss on what was held out of its own data.
+function Trainer:own_losses()
+  local losses, evaluation = {}, self.config.evaluation
+  for i, tokens in ipairs(self.own_validation) do
+    losses[i] = self.model:worker(i - 1):loss_over(loader.validation {tokens = tokens,
+      context_length = self.config.model.context_length, batch_size = evaluation.batch_size, context = self.context})
+  end
+  return losses
 end
 
 --- Releases the trainer's tensors and its loader at once.

@@ -1,0 +1,20 @@
+-- Push-sum over directed links: each worker keeps half and gives a quarter each to the next two. The model is that of
+-- configs/tiny.lua.
+local directed = {
+  {0.5, 0, 0.25, 0.25},
+  {0.25, 0.5, 0, 0.25},
+  {0.25, 0.25, 0.5, 0},
+  {0, 0.25, 0.25, 0.5},
+}
+
+return {
+  model = {vocab_size = 257, layers = 4, width = 128, heads = 4, ffn_width = 352, context_length = 128},
+  data = {tokenizer = "bytes", shuffle_buffer = 1000},
+  optimizer = {lr = 4e-3, beta2 = 0.98, warmup_fraction = 0.1},
+  training = {max_tokens = 409600, epoch_tokens = 102400, batch_tokens = 2048, micro_batch_size = 4},
+  evaluation = {subset_blocks = 64, batch_size = 16},
+  decentralized = {
+    num_models = 4, topology = directed,
+    algorithm = {name = "push_sum"},
+  },
+}
