@@ -104,7 +104,7 @@ local function curves_of(list, chart, pick)
   end
   if #series == 0 then return nil end
   if all_equal then series = {{x = series[1].x, y = series[1].y}} end
-  chart.x, chart.series = {"tokens", si = true, min = 0}, series
+  chart.x, chart.series = chart.x or {"tokens", si = true, min = 0}, series
   return chart
 end
 
@@ -138,6 +138,21 @@ end
 
 local function validation(run)
   return run.evaluations.tokens, run.evaluations.loss
+end
+
+-- The same against what was spent: "seconds" of steps or "bytes" that a worker sent.
+local function validation_against(name)
+  return function(run) return run.evaluations[name], run.evaluations.loss end
+end
+
+-- Whether workers sent anything.
+local function sends(list)
+  for _, group in ipairs(list) do
+    for _, run in ipairs(group.runs) do
+      if run.costs.bytes > 0 then return true end
+    end
+  end
+  return false
 end
 
 -- The axis of losses: logarithmic where one went through the roof.
@@ -194,6 +209,12 @@ function report_charts.curves(list)
   else
     add(losses(drawn, {name = "validation-loss", title = "Held-out loss of the workers' average"}, validation))
     add(losses(drawn, {name = "training-loss", title = "Training loss"}, column "loss"))
+    add(losses(drawn, {name = "validation-loss-time", title = "Held-out loss against the time of steps",
+      x = {"seconds", min = 0}}, validation_against "seconds"))
+    if sends(drawn) then
+      add(losses(drawn, {name = "validation-loss-bytes", title = "Held-out loss against what a worker sent",
+        x = {"bytes", si = true, min = 0}}, validation_against "bytes"))
+    end
   end
   add(consensus(drawn))
   add(curves_of(drawn, {name = "throughput", title = "Throughput", without_bands = true,

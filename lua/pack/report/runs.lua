@@ -32,15 +32,26 @@ end
 
 local step_columns = {"step", "tokens", "loss", "lr", "gamma", "tokens_per_second", "memory_bytes"}
 
+-- The seconds of all steps, and the bytes that a worker sent, up to here.
+local function add_costs(found, costs)
+  table.insert(found.seconds, costs.seconds)
+  table.insert(found.bytes, costs.bytes)
+end
+
 local function add_evaluation(self, row)
   local found = self.evaluations
   for _, name in ipairs {"step", "tokens", "loss", "consensus_distance"} do
     table.insert(found[name], number(row[name]))
   end
+  add_costs(found, self.costs)
 end
 
 local function add_step(self, row)
   for _, name in ipairs(step_columns) do table.insert(self.steps[name], number(row[name])) end
+  local costs = self.costs
+  costs.seconds = costs.seconds + (type(row.step_seconds) == "number" and row.step_seconds or 0)
+  costs.bytes = costs.bytes + (type(row.bytes_sent) == "number" and row.bytes_sent or 0)
+  add_costs(self.steps, costs)
   if row.consensus_distance then
     table.insert(self.consensus.tokens, number(row.tokens))
     table.insert(self.consensus.distance, number(row.consensus_distance))
@@ -119,12 +130,15 @@ end
 --- Reads a run's folder: {folder, name, config, environment, result, recipe (its name), recipe_file and recipe_sha256
 -- (nil in older runs), status, reason, remarks, steps, evaluations, consensus}. steps is lists by name of a column (step,
 -- tokens, loss, lr, gamma, tokens_per_second, memory_bytes) with an entry per step, NaN for what is not a finite number;
--- evaluations (step, tokens, loss, consensus_distance) and consensus (tokens, distance) are too. Usage error: no
+-- evaluations (step, tokens, loss, consensus_distance) and consensus (tokens, distance) are too. steps and evaluations also
+-- have seconds (of all steps) and bytes (that a worker sent) up to there. Usage error: no
 -- configuration can be read there.
 function report_runs.read(folder)
   folder = folder:gsub("(.)/+$", "%1")
   local self = {folder = folder, name = files.basename(folder), remarks = {}, steps = lists(step_columns),
-    evaluations = lists {"step", "tokens", "loss", "consensus_distance"}, consensus = lists {"tokens", "distance"}}
+    evaluations = lists {"step", "tokens", "loss", "consensus_distance", "seconds", "bytes"},
+    consensus = lists {"tokens", "distance"}, costs = {seconds = 0, bytes = 0}}
+  self.steps.seconds, self.steps.bytes = {}, {}
   self.config = read_json(self, "resolved.json")
   if not self.config then failure.usage("%s: %s", folder, self.remarks[1] or "there is no resolved.json") end
   self.environment = read_json(self, "environment.json") or {}
