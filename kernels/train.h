@@ -105,14 +105,6 @@ typedef struct pk_blend_job {
 
 cudaError_t pk_launch_blend(const pk_blend_job *job, cudaStream_t stream);
 
-/* 1 at the count largest magnitudes of each row, the first of equal ones, else 0. */
-cudaError_t pk_launch_topk_mask(pk_rows x, pk_rows y, int64_t rows, int64_t columns, int64_t count,
-                                int dtype, cudaStream_t stream);
-
-/* Uniforms in [0, 1) for the step that the scalars are of. */
-cudaError_t pk_launch_random_columns(void *y, int64_t columns, int dtype, const uint32_t key[2],
-                                     pk_vector scalars, cudaStream_t stream);
-
 /* y = mean over workers of x [N, D]. */
 cudaError_t pk_launch_average(pk_rows x, void *y, int64_t workers, int64_t columns, int dtype,
                               cudaStream_t stream);

@@ -37,7 +37,7 @@ for _, name in ipairs {"add", "subtract", "multiply", "divide", "affine", "negat
   "max", "reshape", "transpose", "slice", "pad", "concat", "expand", "causal_mask", "fill",
   "random_normal", "random_uniform",
   "embedding", "pick", "unpick", "inverse_count", "check_arena", "check_finite", "clip", "mix", "adamw", "sgd",
-  "blend", "topk_mask", "random_columns", "update"} do
+  "blend", "gather_columns", "scatter_columns", "topk_mask", "random_columns", "update"} do
   tolerances[name] = exact
 end
 

@@ -49,6 +49,11 @@ PK_RANDOM void pk_random_step_words(const uint32_t key[2], uint64_t block, uint3
   pk_random_rounds(counter, key, words);
 }
 
+/* The step that a number counts, 0 where it is not in 0 .. 2^32-1. */
+PK_RANDOM uint32_t pk_random_step_of(double counter) {
+  return counter >= 0 && counter < 4294967296.0 ? (uint32_t)counter : 0;
+}
+
 /* A word as a number in [0, 1) that f32 holds too. */
 PK_RANDOM double pk_random_column(uint32_t word) {
   return (double)(word >> 8) * 0x1p-24;

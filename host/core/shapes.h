@@ -94,6 +94,8 @@ pk_status pk_shape_adamw(const pk_call *call, pk_shape *outputs);
 pk_status pk_shape_sgd(const pk_call *call, pk_shape *outputs);
 pk_status pk_shape_blend(const pk_call *call, pk_shape *outputs);
 pk_status pk_shape_update(const pk_call *call, pk_shape *outputs);
+pk_status pk_shape_gather_columns(const pk_call *call, pk_shape *outputs);
+pk_status pk_shape_scatter_columns(const pk_call *call, pk_shape *outputs);
 pk_status pk_shape_topk_mask(const pk_call *call, pk_shape *outputs);
 pk_status pk_shape_random_columns(const pk_call *call, pk_shape *outputs);
 pk_status pk_shape_average(const pk_call *call, pk_shape *outputs);

@@ -186,26 +186,3 @@ pk_status pk_shape_consensus_distance(const pk_call *call, pk_shape *outputs) {
   pk_status status = expect_workers(call, 0);
   return status ? status : pk_shape_set(call, outputs, PK_F64, 1, &one);
 }
-
-pk_status pk_shape_topk_mask(const pk_call *call, pk_shape *outputs) {
-  const pk_tensor *x = call->inputs[0];
-  int64_t count = call->attributes.integers[0];
-  pk_status status = pk_shape_expect_dtype(call, 0, PK_ARITHMETIC);
-  if (!status) status = pk_shape_expect_rank(call, 0, 2, "[N, D]");
-  if (status) return status;
-  if (count < 0 || count > x->shape[1])
-    return pk_shape_refuse(call, "the %lld largest of %lld columns", (long long)count,
-                           (long long)x->shape[1]);
-  return pk_shape_like(call, outputs, 0);
-}
-
-pk_status pk_shape_random_columns(const pk_call *call, pk_shape *outputs) {
-  int64_t dtype = call->attributes.integers[0], columns = call->attributes.integers[2];
-  pk_status status = expect_scalars(call, 0);
-  if (status) return status;
-  if (dtype != PK_F32 && dtype != PK_F64)
-    return pk_shape_refuse(call, "random columns are f32 or f64");
-  if (columns < 0) return pk_shape_refuse(call, "%lld columns", (long long)columns);
-  int64_t extents[2] = {1, columns};
-  return pk_shape_set(call, outputs, (int)dtype, 2, extents);
-}

@@ -1,7 +1,6 @@
 /* The operations of a training step, and what is read over the workers, on a CUDA device. */
 #include "kernels/train.h"
 
-#include "core/random.h"
 #include "cuda/cuda.h"
 
 static pk_rows rows_of(const pk_tensor *tensor) {
@@ -178,26 +177,6 @@ pk_status pk_cuda_blend(const pk_call *call) {
   if (x->shape[0] == 1) job.x.stride = 0;
   if (factor && factor->numel == 1) job.factor.stride = 0;
   return pk_cuda_launched(call, pk_launch_blend(&job, pk_cuda_of(call)->stream));
-}
-
-/* --- topk_mask and random_columns --- */
-
-pk_status pk_cuda_topk_mask(const pk_call *call) {
-  const pk_tensor *x = call->inputs[0], *y = call->outputs[0];
-  if (x->numel == 0) return PK_OK;
-  return pk_cuda_launched(call, pk_launch_topk_mask(rows_of(x), rows_of(y), x->shape[0],
-                                                    x->shape[1], call->attributes.integers[0],
-                                                    x->dtype, pk_cuda_of(call)->stream));
-}
-
-pk_status pk_cuda_random_columns(const pk_call *call) {
-  const pk_tensor *y = call->outputs[0];
-  uint32_t key[2];
-  if (y->numel == 0) return PK_OK;
-  pk_random_key((uint64_t)call->attributes.integers[1], "", key);
-  return pk_cuda_launched(call, pk_launch_random_columns(pk_tensor_data(y), y->numel, y->dtype, key,
-                                                         vector_of(call->inputs[0]),
-                                                         pk_cuda_of(call)->stream));
 }
 
 /* --- average and consensus_distance --- */

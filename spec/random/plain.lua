@@ -120,7 +120,7 @@ map("floor", -400, 400, function(lo, hi) return lo - 1, hi end, jumps)
 
 --- One of them.
 function plain.jump(b)
-  jumps[b:one_of {"less", "where", "sign", "round", "floor"}](b)
+  jumps[b:one_of {"less", "where", "sign", "round", "floor", "topk_mask"}](b)
 end
 
 map("negate", -400, 400, function(lo, hi) return -hi, -lo end)
@@ -299,6 +299,27 @@ function plain.expand(b)
   for d, extent in ipairs(x.shape) do shape[d] = extent == 1 and b:draw(1, 4) or extent end
   if b:chance(2) then table.insert(shape, 1, b:draw(1, 3)) end
   moved(b, "expand", x, {shape = shape}, shape)
+end
+
+-- Columns -----------------------------------------------------------------------------------------
+
+local function arena_of(b)
+  return any_float(b, function(one) return #one.shape == 2 and builder.numel(one.shape) > 0 end)
+end
+
+--- Some columns of a matrix, perhaps several times.
+function plain.gather_columns(b)
+  local x = arena_of(b)
+  if not x then return end
+  local count = b:draw(1, 9)
+  b:apply("gather_columns", {x, b:indices({count}, x.shape[2])}, nil,
+    {{shape = {x.shape[1], count}, kind = "F", lo = x.store.lo, hi = x.store.hi}})
+end
+
+function jumps.topk_mask(b)
+  local x = arena_of(b)
+  if not x then return end
+  b:apply("topk_mask", {x}, {count = b:draw(0, x.shape[2])}, {{shape = x.shape, kind = "F", lo = 0, hi = 1}}, {rough = true})
 end
 
 -- Made, seen, written and freed -------------------------------------------------------------------

@@ -459,7 +459,23 @@ function samples.topk_mask(draw, dtype)
 end
 
 function samples.random_columns(draw, dtype)
-  return {inputs = {scalars(draw)}, attributes = {dtype = dtype, seed = draw(0, 1e6), columns = draw(1, 900)}}
+  return {inputs = {fixed("f64", {draw(0, 1e6)})},
+    attributes = {dtype = dtype, seed = draw(0, 1e6), columns = draw(1, 900)}}
+end
+
+function samples.gather_columns(draw, dtype)
+  local columns = draw(1, 900)
+  return {inputs = {floats(draw, {draw(1, 9), columns}, dtype), indices(draw, {draw(1, 1200)}, columns)}}
+end
+
+-- Some of the columns, none of them twice.
+function samples.scatter_columns(draw, dtype)
+  local rows, columns, order = draw(1, 9), draw(1, 900), {}
+  for c = 1, columns do table.insert(order, draw(1, c), c - 1) end
+  local count = draw(1, columns)
+  local index = fixed("i32", {unpack(order, 1, count)})
+  return {inputs = {floats(draw, {rows, columns}, dtype), index,
+    floats(draw, {draw(1, 2) == 1 and 1 or rows, count}, dtype), draw(1, 2) == 1 and guard(draw)}}
 end
 
 function samples.average(draw, dtype)

@@ -106,6 +106,18 @@ end
 
 rules.minimum, rules.maximum = choice(true), choice(false)
 
+rules.gather_columns = {
+  shapes = true,
+  saves = {index = true},
+  backward = function(b, g, node)
+    local rows, columns = unpack(node.shapes[1])
+    local count = g:size(1)
+    local added = ops.embedding_grad(ops.reshape(g, {shape = {rows, count, 1}}),
+      ops.expand(node.inputs[2], {shape = {rows, count}}), {vocabulary = columns})
+    b:give(1, ops.reshape(added, {shape = {rows, columns}}))
+  end,
+}
+
 rules.where = {
   shapes = true,
   saves = {condition = true},

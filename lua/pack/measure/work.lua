@@ -161,6 +161,14 @@ work.rows = {
     return 5 * bytes_of(call.inputs[1]) + bytes_of(call.outputs[1]) -- a pass for each digit of the keys, two to write
   end},
   random_columns = each(1),
+  -- Of x, the columns that are looked up or written.
+  gather_columns = {flops = nothing.flops, bytes = function(call)
+    return bytes_of(call.inputs[2]) + 2 * bytes_of(call.outputs[1])
+  end},
+  scatter_columns = {flops = nothing.flops, bytes = function(call)
+    local columns = call.inputs[1].shape[1] / call.inputs[3].shape[1]
+    return bytes_of(call.inputs[2]) + (1 + columns) * bytes_of(call.inputs[3])
+  end},
   average = each(1, 1), consensus_distance = each(4, 1),
 }
 

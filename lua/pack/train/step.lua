@@ -4,6 +4,7 @@
 -- s.mixes       whether this step mixes; s.scheme is "awc" or "atc"; s.form is what the algorithm's form named it
 --
 -- Tensors are changed by the methods alone. They do nothing in a step that was stopped, so that it has not happened.
+local C = require("pack.native").C
 local arena = require "pack.model.arena"
 local ops = require "pack.core.ops"
 local phase = require "pack.core.phase"
@@ -87,7 +88,8 @@ end
 --- Uniform random numbers in [0, 1) for the columns, [1, D]: others in every step, the same for all workers.
 function Step:random_columns()
   local updater = self.updater
-  return ops.random_columns(updater.scalars, {dtype = self.x.dtype, seed = updater.algorithm.seed or 0,
+  local counter = updater.scalars:view {shape = {1}, offset = C.PK_SCALAR_STEP}
+  return ops.random_columns(counter, {dtype = self.x.dtype, seed = updater.algorithm.seed or 0,
     columns = self.layout.size})
 end
 
