@@ -11,9 +11,9 @@
 
 /* A signal handler can reach the running state, and say what came, only through globals. */
 static lua_State *interruptible;
-static volatile sig_atomic_t presses; /* ^C during the call */
-static volatile sig_atomic_t stopped; /* the last one has stopped library code */
-static volatile sig_atomic_t met;     /* the hook was called since the last one */
+static volatile sig_atomic_t interrupts; /* ^C during the call */
+static volatile sig_atomic_t stopped;    /* the last one has stopped library code */
+static volatile sig_atomic_t met;        /* the hook was called since the last one */
 
 /* Where the library's sources are, if work goes on after ^C; else "". */
 static char library[PATH_MAX + sizeof "@/lua/pack/"];
@@ -35,9 +35,9 @@ static int is_library(lua_State *state, lua_Debug *record) {
 static void stop_hook(lua_State *state, lua_Debug *record) {
   int inside = is_library(state, record);
   met = 1;
-  int answered = presses < 2 && !pk_interrupt_requested(); /* by an operation */
-  if (!answered && inside && (presses < 2 || stopped || pk_interrupt_held())) return;
-  if (presses < 2) lua_sethook(state, NULL, 0, 0);
+  int answered = interrupts < 2 && !pk_interrupt_requested(); /* by an operation */
+  if (!answered && inside && (interrupts < 2 || stopped || pk_interrupt_held())) return;
+  if (interrupts < 2) lua_sethook(state, NULL, 0, 0);
   if (answered) return;
   stopped = inside;
   pk_interrupt_forget();
@@ -71,9 +71,9 @@ static void say_how_to_end(void) {
  * hooks do not, and a third says what is left. */
 static void on_interrupt(int number) {
   if (!*library) pk_handler_reset(number);
-  if (*library && presses > 0 && !met) pk_hooks_allow();
-  if (*library && presses > 1 && !met) say_how_to_end();
-  presses = presses + 1;
+  if (*library && interrupts > 0 && !met) pk_hooks_allow();
+  if (*library && interrupts > 1 && !met) say_how_to_end();
+  interrupts = interrupts + 1;
   stopped = met = 0;
   pk_interrupt_request();
   /* Lua lets signal handlers call lua_sethook. NOLINTNEXTLINE(bugprone-signal-handler) */
@@ -145,7 +145,7 @@ int pk_call_protected(lua_State *state, int arguments, int results) {
   lua_pushcfunction(state, add_traceback);
   lua_insert(state, base);
   interruptible = state;
-  presses = 0;
+  interrupts = 0;
   pk_heap_refill(state);
   pk_interrupt_forget();
   /* Where work goes on, ^C also ends waiting for input. */

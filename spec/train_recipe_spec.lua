@@ -65,7 +65,7 @@ describe("recipes/train.lua", function()
     assert.is_truthy(out:find("\nepoch 1: validation loss %d"))
     assert.is_truthy(out:find("\nvalidation loss [%d.]+ of the average %(perplexity [%d.]+%), "
       .. "[%d.]+ [%d.]+ [%d.]+ [%d.]+ of the workers\n"))
-    assert.is_truthy(out:find("\nconsensus distance [%d.e-]+; entropy of single tokens [%d.]+\n"))
+    assert.is_truthy(out:find("\nconsensus distance [%d.e-]+; unigram entropy [%d.]+\n"))
     assert.is_truthy(out:find("tok/s", 1, true))
     -- The model's bytes may be anything; what is printed of them has no controls.
     assert.is_falsy(out:find("[%z\1-\8\11-\31\127]"))

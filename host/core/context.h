@@ -21,8 +21,8 @@ struct pk_context {
   pk_device *device;
   int64_t references; /* the owner's, and one per live storage */
   pk_memory memory;
-  int64_t pressure; /* bytes taken since the collector last ran */
-  int64_t bearable; /* so much pressure does not call it; 0: the least */
+  int64_t pressure;  /* bytes taken since the collector last ran */
+  int64_t tolerated; /* up to so much pressure it does not run; 0: up to the least */
   pk_free_block *free_blocks[PK_SIZE_CLASSES];
   bool forecast;             /* memory is counted, not taken, and nothing is computed */
   pk_program *recording;     /* the program that operations go to, or NULL */

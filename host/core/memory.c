@@ -184,12 +184,12 @@ void pk_memory_reset_peak(pk_context *context) {
 
 int pk_memory_presses(const pk_context *context) {
   const int64_t least = (int64_t)64 << 20;
-  return context->pressure > (context->bearable > least ? context->bearable : least);
+  return context->pressure > (context->tolerated > least ? context->tolerated : least);
 }
 
 void pk_memory_collected(pk_context *context) {
   pk_memory memory;
   pk_memory_read(context, &memory);
   context->pressure = 0;
-  context->bearable = memory.total / 2;
+  context->tolerated = memory.total / 2;
 }

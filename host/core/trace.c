@@ -24,8 +24,8 @@ struct pk_trace {
   int64_t *buckets; /* [n_buckets] numbers of forms, or -1: open addressing */
   int64_t n_buckets;
   int32_t step;
-  name_list lanes; /* from number 1 on */
-  name_list deeds; /* what lanes did */
+  name_list lanes;      /* from number 1 on */
+  name_list activities; /* what lanes did */
   char note[2048];
 };
 
@@ -209,7 +209,7 @@ void pk_trace_name_lane(pk_trace *trace, const char *lane) {
 
 void pk_trace_add_activity(pk_trace *trace, const pk_activity *activity) {
   int lane = number_of(&trace->lanes, activity->lane);
-  int name = number_of(&trace->deeds, activity->name);
+  int name = number_of(&trace->activities, activity->name);
   pk_trace_event event = {.start = activity->start - trace->origin,
                           .end = activity->end - trace->origin,
                           .busy = activity->end - activity->start,
@@ -320,7 +320,7 @@ void pk_trace_free(pk_trace *trace) {
   free(trace->forms);
   free(trace->buckets);
   free_names(&trace->lanes);
-  free_names(&trace->deeds);
+  free_names(&trace->activities);
   free(trace);
 }
 
@@ -347,7 +347,7 @@ const char *pk_trace_lane(const pk_trace *trace, int lane) {
 }
 
 const char *pk_trace_name(const pk_trace *trace, int name) {
-  return name >= 0 && name < trace->deeds.count ? trace->deeds.texts[name] : NULL;
+  return name >= 0 && name < trace->activities.count ? trace->activities.texts[name] : NULL;
 }
 
 const char *pk_trace_note(const pk_trace *trace) {

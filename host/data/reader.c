@@ -146,7 +146,7 @@ const char *pk_reader_note(const pk_reader *reader) {
 
 /* After a bad document whose message is set and begins after "FILE:LINE: ": ends the reading, or
  * counts it. */
-static pk_status judge(pk_reader *reader, pk_status status, int64_t line) {
+static pk_status skip_or_fail(pk_reader *reader, pk_status status, int64_t line) {
   pk_fail_within(status, "%s:%lld", reader->options.paths[reader->file], (long long)line);
   if (!reader->options.skip_bad) return status;
   reader->counts.skipped++;
@@ -215,7 +215,7 @@ static pk_status next_file_text(pk_reader *reader, pk_buffer *text, bool *found,
   if (status) return status;
   status = huge ? too_long(reader, ": --txt-documents line or paragraph splits a file")
                 : check_text(text, &line);
-  if (status) return judge(reader, status, line);
+  if (status) return skip_or_fail(reader, status, line);
   if (text->bytes > 0 && memchr(text->data, '\r', (size_t)text->bytes)) join_line_ends(text);
   *found = accept(reader, text, 1);
   return PK_OK;
@@ -228,7 +228,7 @@ static pk_status next_line_text(pk_reader *reader, pk_buffer *text, bool *found,
   if (status || !*more) return status;
   int64_t line = reader->lines.number;
   status = huge ? too_long(reader, " in one line") : check_text(text, &line);
-  if (status) return judge(reader, status, line);
+  if (status) return skip_or_fail(reader, status, line);
   drop_carriage_return(text);
   *found = accept(reader, text, line);
   return PK_OK;
@@ -257,7 +257,7 @@ static pk_status next_paragraph(pk_reader *reader, pk_buffer *text, bool *found,
   }
   if (first == 0) return PK_OK;
   pk_status status = huge ? too_long(reader, " in one paragraph") : check_text(text, &first);
-  if (status) return judge(reader, status, first);
+  if (status) return skip_or_fail(reader, status, first);
   *found = accept(reader, text, first);
   return PK_OK;
 }
@@ -272,7 +272,7 @@ static pk_status next_json_line(pk_reader *reader, pk_buffer *text, bool *found,
   status = huge ? too_long(reader, " in one line")
                 : pk_json_field(line->data, line->bytes, reader->options.field, text,
                                 &reader->counts.replaced);
-  if (status == PK_FORMAT) return judge(reader, status, reader->lines.number);
+  if (status == PK_FORMAT) return skip_or_fail(reader, status, reader->lines.number);
   if (status) return status;
   *found = accept(reader, text, reader->lines.number);
   return PK_OK;
@@ -353,7 +353,7 @@ static pk_status next_array_element(pk_reader *reader, pk_buffer *text, bool *fo
   status = huge ? too_long(reader, "")
                 : pk_json_field(reader->line.data, reader->line.bytes, reader->options.field, text,
                                 &reader->counts.replaced);
-  if (status == PK_FORMAT) return judge(reader, status, line);
+  if (status == PK_FORMAT) return skip_or_fail(reader, status, line);
   if (status) return status;
   *found = accept(reader, text, line);
   return PK_OK;

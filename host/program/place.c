@@ -9,13 +9,13 @@
 
 typedef struct places {
   pk_recorded_list *list;
-  pk_span *spans; /* of buffers, then of each operation's workspace */
-  int64_t *heirs; /* the span that a buffer's place is part of; itself at first */
+  pk_span *spans;     /* of buffers, then of each operation's workspace */
+  int64_t *joined_to; /* the span that a buffer's place is part of; itself at first */
   int64_t count;
 } places;
 
 static int64_t owner_of(const places *self, int64_t span) {
-  while (self->heirs[span] != span) span = self->heirs[span];
+  while (self->joined_to[span] != span) span = self->joined_to[span];
   return span;
 }
 
@@ -28,7 +28,7 @@ static void find_lifetimes(places *self) {
       if (!storage || !pk_storage_is_planned(storage)) continue;
       if (storage->span < 0) {
         storage->span = self->count;
-        self->heirs[self->count] = self->count;
+        self->joined_to[self->count] = self->count;
         self->spans[self->count++] = (pk_span){.bytes = storage->bytes, .first = i};
       }
       self->spans[storage->span].last = storage->kept ? list->count : i;
@@ -93,10 +93,10 @@ static void share_places(places *self) {
     for (int o = 0; o < entry->call.n_outputs; o++) {
       int64_t owner = used_up(self, i, o);
       if (owner < 0) continue;
-      int64_t heir = entry->tensors[PK_MAX_INPUTS + o].storage->span;
-      self->heirs[heir] = owner;
-      self->spans[owner].last = self->spans[heir].last;
-      self->spans[heir].bytes = 0;
+      int64_t joined = entry->tensors[PK_MAX_INPUTS + o].storage->span;
+      self->joined_to[joined] = owner;
+      self->spans[owner].last = self->spans[joined].last;
+      self->spans[joined].bytes = 0;
     }
   }
 }
@@ -145,14 +145,14 @@ pk_status pk_place_buffers(pk_recorded_list *list, pk_program_plan *plan) {
   int64_t most = list->count * (PK_RECORDED_TENSORS + 1) + 1;
   places self = {.list = list};
   self.spans = malloc((size_t)most * sizeof *self.spans);
-  self.heirs = malloc((size_t)most * sizeof *self.heirs);
+  self.joined_to = malloc((size_t)most * sizeof *self.joined_to);
   pk_status status = PK_OK;
-  if (!self.spans || !self.heirs)
+  if (!self.spans || !self.joined_to)
     status = pk_fail(PK_NO_MEMORY, "no host memory to plan a program");
   else
     status = find_places(&self, plan);
   pk_recorded_forget_numbers(list);
   free(self.spans);
-  free(self.heirs);
+  free(self.joined_to);
   return status;
 }

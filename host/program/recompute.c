@@ -31,13 +31,13 @@ typedef struct record {
   int64_t early, late; /* the uses before and after the longest wait; late is -1 if none is long */
   int64_t needed;      /* where the first chain of a dropped result reads it */
   bool dropped;
-  int64_t version;   /* how often it was judged */
-  int64_t judgments; /* those that looked at it: a list of links, -1 ends it */
-  pk_storage *copy;  /* while the list is made: what takes its place, */
-  int64_t copied;    /* and the operation before which it was made */
+  int64_t version;     /* how often it was assessed */
+  int64_t assessments; /* those that looked at it: a list of links, -1 ends it */
+  pk_storage *copy;    /* while the list is made: what takes its place, */
+  int64_t copied;      /* and the operation before which it was made */
 } record;
 
-/* A judgment of a record that looked at another. */
+/* The assessment of a record that looked at another. */
 typedef struct link {
   int64_t record, version, next;
 } link;
@@ -49,7 +49,7 @@ typedef struct pass {
   double budget; /* operations of products that may still be added */
   bool products; /* may run again at all */
   pk_queue candidates;
-  record *judged; /* what is being judged */
+  record *assessed; /* what is being assessed */
   link *links;
   int64_t n_links, room;
   record **changed; /* what the last choice changed: each once, then itself */
@@ -97,7 +97,7 @@ static pk_status look(pass *self) {
                                                     .last_use = -1,
                                                     .late = -1,
                                                     .needed = list->count,
-                                                    .judgments = -1};
+                                                    .assessments = -1};
       }
       record *one = record_of(self, storage);
       if (one->last_use != i) note_use(one, i);
@@ -165,14 +165,14 @@ static int64_t made_at(const record *one) {
   return one->needed < one->late ? one->needed : one->late;
 }
 
-/* Whether anything of a record that judgments look at can change. */
+/* Whether anything of a record that assessments look at can change. */
 static bool can_change(const record *one) {
   return one->late >= 0 && pk_storage_is_planned(one->storage) && !one->storage->kept;
 }
 
-/* Notes that the present judgment looks at a record. */
-static void note_look(pass *self, record *one) {
-  if (!self->judged || !can_change(one) || self->failed) return;
+/* Notes that the present assessment looks at a record. */
+static void note_dependence(pass *self, record *one) {
+  if (!self->assessed || !can_change(one) || self->failed) return;
   if (self->n_links == self->room) {
     int64_t room = self->room ? 2 * self->room : 1024;
     link *links = realloc(self->links, (size_t)room * sizeof *links);
@@ -181,10 +181,10 @@ static void note_look(pass *self, record *one) {
     self->links = links;
     self->room = room;
   }
-  self->links[self->n_links] = (link){.record = self->judged - self->records,
-                                      .version = self->judged->version,
-                                      .next = one->judgments};
-  one->judgments = self->n_links++;
+  self->links[self->n_links] = (link){.record = self->assessed - self->records,
+                                      .version = self->assessed->version,
+                                      .next = one->assessments};
+  one->assessments = self->n_links++;
 }
 
 static void note_change(pass *self, record *one) {
@@ -211,7 +211,7 @@ static bool follow(pass *self, const record *one, int64_t at, int depth, bool ch
   for (int i = 0; i < entry->call.n_inputs; i++) {
     record *input = record_of(self, entry->tensors[i].storage);
     if (!input) continue;
-    note_look(self, input);
+    note_dependence(self, input);
     if (!is_there(input, one->writer, at) && !can_be_made(self, input, at, depth + 1, choose) &&
         (input->dropped || !follow(self, input, at, depth + 1, choose, operations)))
       return false;
@@ -232,14 +232,15 @@ static bool can_drop(pass *self, const record *one, double *operations) {
   return follow(self, one, made_at(one), 0, false, operations);
 }
 
-/* Judges whether a result is worth dropping, and if so queues it. Later judgments replace this. */
-static pk_status judge(pass *self, record *one) {
+/* Assesses whether a result is worth dropping, and if so queues it. A later assessment replaces
+ * this. */
+static pk_status assess(pass *self, record *one) {
   double operations;
   one->version++;
-  self->judged = one;
-  note_look(self, one);
+  self->assessed = one;
+  note_dependence(self, one);
   bool good = can_drop(self, one, &operations);
-  self->judged = NULL;
+  self->assessed = NULL;
   if (self->failed) return pk_fail(PK_NO_MEMORY, "no host memory to plan a program");
   if (!good || (operations > 0 && one->storage->bytes == 0)) return PK_OK;
   pk_queued candidate = {.value =
@@ -260,12 +261,12 @@ static pk_status drop(pass *self, record *one) {
   one->dropped = true;
   note_change(self, one);
   for (int64_t c = 0; c < self->n_changed; c++) {
-    int64_t at = self->changed[c]->judgments;
-    self->changed[c]->judgments = -1;
+    int64_t at = self->changed[c]->assessments;
+    self->changed[c]->assessments = -1;
     while (at >= 0) {
       link looked = self->links[at];
-      record *judged = &self->records[looked.record];
-      pk_status status = judged->version == looked.version ? judge(self, judged) : PK_OK;
+      record *assessed = &self->records[looked.record];
+      pk_status status = assessed->version == looked.version ? assess(self, assessed) : PK_OK;
       if (status != PK_OK) return status;
       at = looked.next;
     }
@@ -277,7 +278,7 @@ static pk_status drop(pass *self, record *one) {
 static pk_status choose_all(pass *self) {
   pk_status status = PK_OK;
   for (int64_t r = 0; r < self->n_records && status == PK_OK; r++)
-    if (can_change(&self->records[r])) status = judge(self, &self->records[r]);
+    if (can_change(&self->records[r])) status = assess(self, &self->records[r]);
   pk_queued best;
   while (status == PK_OK && pk_queue_pop(&self->candidates, &best)) {
     record *one = &self->records[best.number];

@@ -68,7 +68,7 @@ function runtime.open(config)
   if settings.amp == "auto" then
     settings.amp = opened:has_bf16()
     if not settings.amp then
-      remarks[#remarks + 1] = "amp: f32, as this device has no faster bf16 products"
+      remarks[#remarks + 1] = "amp off: this device multiplies bf16 no faster than f32"
     end
   end
   if settings.attention == "auto" then settings.attention = chosen_attention(config, opened) end

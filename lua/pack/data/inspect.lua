@@ -45,7 +45,7 @@ local function commonest(counts, vocab_size, most)
 end
 
 --- Statistics of a token stream. options: limit (only so many first tokens), top (20 commonest ids), eos.
--- Returns {tokens (looked at), distinct (ids that occur), entropy (in nats, of single tokens), top = a list of
+-- Returns {tokens (looked at), distinct (ids that occur), entropy (of unigrams, in nats), top = a list of
 -- {id, count}, documents (ends of documents, with eos), ends_with_eos (nil if the end was not looked at)}.
 function inspect.tokens(stream, options)
   options = options or {}
@@ -116,7 +116,7 @@ local function show_split(write, name, opened, tokenizer, options)
   local facts = opened.manifest.splits[name]
   write("\n%s: %.0f tokens in %d shards", name, stream.count, #facts.shards)
   local found = inspect.tokens(stream, {limit = options.limit, top = options.top, eos = opened.eos})
-  write("  %d of %d ids occur in the first %.0f tokens; entropy of single tokens %.4f nats", found.distinct,
+  write("  %d of %d ids occur in the first %.0f tokens; unigram entropy %.4f nats", found.distinct,
     opened.vocab_size, found.tokens, found.entropy)
   if found.documents and found.documents > 0 then
     write("  %.0f documents end there, %.1f tokens each", found.documents, found.tokens / found.documents)

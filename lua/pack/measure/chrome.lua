@@ -105,7 +105,7 @@ local function put_activity(capture, put, raw, form, arguments)
     parts[2] = arguments[form]:sub(2, -2) -- without its braces
   end
   if copied > 0 then parts[#parts + 1] = ('"copied_bytes":%d'):format(copied) end
-  put(slice(capture.deeds[raw.name], "device", raw.lane, raw.start, raw["end"], "{" .. table.concat(parts, ",") .. "}"))
+  put(slice(capture.activities[raw.name], "device", raw.lane, raw.start, raw["end"], "{" .. table.concat(parts, ",") .. "}"))
 end
 
 local function put_events(capture, put)

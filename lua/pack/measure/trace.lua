@@ -78,7 +78,7 @@ local function read(self)
   self.count = tonumber(count[0])
   self.dropped = tonumber(C.pk_trace_dropped(self.handle))
   self.note = ffi.string(C.pk_trace_note(self.handle))
-  self.lanes, self.deeds = read_names(self.handle, C.pk_trace_lane, 1), read_names(self.handle, C.pk_trace_name, 0)
+  self.lanes, self.activities = read_names(self.handle, C.pk_trace_lane, 1), read_names(self.handle, C.pk_trace_name, 0)
 end
 
 --- Begins the next step: operations from here on are shown inside it.
@@ -127,7 +127,7 @@ local function read_lane(self, event, raw)
   if raw.name < 0 then
     event.busy, event.pieces = tonumber(raw.busy) / 1e9, tonumber(raw.pieces)
   else
-    event.name, event.bytes = self.deeds[raw.name], tonumber(raw.memory)
+    event.name, event.bytes = self.activities[raw.name], tonumber(raw.memory)
     if event.operation < 0 then event.operation = nil end
   end
 end

@@ -300,7 +300,7 @@ function Study:conclude()
   run:log("validation loss %.4f of the average (perplexity %.2f), %s of the workers", final.loss,
     final.perplexity, table.concat(each, " "))
   run:log("consensus distance %.4g%s", final.consensus_distance, opened.unigram_entropy
-    and ("; entropy of single tokens %.4f"):format(opened.unigram_entropy) or "")
+    and ("; unigram entropy %.4f"):format(opened.unigram_entropy) or "")
   if final.loss_own then
     local own = {}
     for i, loss in ipairs(final.loss_own) do own[i] = ("%.4f"):format(loss) end

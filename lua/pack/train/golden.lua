@@ -15,7 +15,7 @@ local grad = require "pack.grad"
 
 local golden = {}
 
---- What a run is judged by, in order.
+--- What a run is compared by, in order.
 golden.quantities = {"loss", "grad_norm", "logits", "grad0", "final", "exp_avg", "exp_avg_sq",
   "average_loss", "hvp"}
 
@@ -148,7 +148,7 @@ end
 
 -- Loss and Hessian-vector product of the average on worker 0's rows of step 0. They are taken at the
 -- case's own `final`: its curvature would show the rounding of the steps before, which compare_arena has
--- judged already, many times enlarged.
+-- compared already, many times enlarged.
 function Case:compare_average(model)
   local s = self.settings
   self:load(model, "final/")
