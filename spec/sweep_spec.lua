@@ -91,7 +91,7 @@ describe("a sweep", function()
       refused({"topology=hypercube,num_models=6", "N must be a power of two"},
         "--over decentralized.topology=ring,hypercube --over decentralized.num_models=2,6 --fixed-micro-batch "
         .. "--set training.batch_tokens=768")
-      refused({"decentralized.num_models=3", "the 16 sequences of a micro-step", "possible are 1, 2, 4, 8, 16"},
+      refused({"decentralized.num_models=3", "16 sequences of model.context_length 16, which 3 workers", "possible are 1, 2, 4, 8, 16"},
         "--over decentralized.num_models=2,3")
       refused({"runtime.seed=9007199254740993"}, "--over runtime.seed=42,9007199254740993")
     end)

@@ -51,38 +51,11 @@ local function words(option, text, allowed)
   return list
 end
 
--- Numbers of workers among which the sequences of a batch can be shared out.
-local function valid_numbers(sequences)
-  local list = {}
-  for n = 1, sequences do
-    if sequences % n == 0 then list[#list + 1] = n end
-  end
-  return table.concat(list, ", ")
-end
-
--- Sequences per worker and micro-step: as large a part of the batch as in the configuration, if N divides it.
-local function micro_batch(sequences, rows, workers)
-  local each = sequences / workers
-  for size = math.max(1, math.min(math.floor(rows / workers), each)), 1, -1 do
-    if each % size == 0 then return size end
-  end
-end
-
---- The configuration for N workers at the global batch of `base`: micro_batch_size follows N. Usage error: a batch
--- that N does not divide.
+--- The configuration for N workers at the global batch of `base` (see config.with_workers). Usage error: a batch that N does
+-- not divide.
 function plan.with_workers(base, workers)
-  local training, length = base.training, base.model.context_length
-  local sequences = training.batch_tokens / length
-  if sequences % workers ~= 0 then
-    failure.usage("training.batch_tokens %d is %.14g sequences of model.context_length %d, which %d workers cannot share "
-      .. "out evenly; --num-models can be %s", training.batch_tokens, sequences, length, workers,
-      valid_numbers(sequences))
-  end
-  local config = config_module.copy(base)
-  config.decentralized.num_models = workers
-  config.training.micro_batch_size = micro_batch(sequences,
-    training.micro_batch_size * base.decentralized.num_models, workers)
-  return config_module.resolve {table = config, source = ("--num-models %d"):format(workers)}
+  local config, message = config_module.with_workers(base, workers, ("--num-models %d"):format(workers))
+  return config or failure.usage("--num-models %d: %s", workers, message)
 end
 
 -- The configuration that all candidates start from.

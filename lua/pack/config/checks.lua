@@ -1,6 +1,7 @@
 --- What must hold between the keys of a configuration; each refusal shows the values.
 local algorithms = require "pack.algorithms"
 local architectures = require "pack.model.architectures"
+local batch = require "pack.config.batch"
 local failure = require "pack.core.failure"
 
 local function check_model(model)
@@ -11,13 +12,6 @@ local function check_model(model)
   if refusal then failure.usage("%s", refusal) end
 end
 
--- The largest micro batch that divides the batch, at most the one asked for.
-local function fitting_micro_batch(sequences, wanted)
-  for size = math.min(wanted, sequences), 1, -1 do
-    if sequences % size == 0 then return size end
-  end
-end
-
 local function check_batch(training, workers, context_length)
   local micro = workers * training.micro_batch_size * context_length
   if training.batch_tokens % micro == 0 then return end
@@ -25,7 +19,7 @@ local function check_batch(training, workers, context_length)
   local hint = ""
   if sequences == math.floor(sequences) then
     hint = ("; training.micro_batch_size %d would fit"):format(
-      fitting_micro_batch(sequences, training.micro_batch_size))
+      batch.fitting(sequences, training.micro_batch_size))
   end
   failure.usage("training.batch_tokens %d is not a whole multiple of decentralized.num_models %d * "
     .. "training.micro_batch_size %d * model.context_length %d = %d%s", training.batch_tokens, workers,

@@ -2,6 +2,7 @@
 --- plain table config.SECTION.KEY in which every key is there and false means off or not given.
 local algorithms = require "pack.algorithms"
 local architectures = require "pack.model.architectures"
+local batch = require "pack.config.batch"
 local failure = require "pack.core.failure"
 local numbers = require "pack.core.numbers"
 local schema = require "pack.config.schema"
@@ -402,6 +403,16 @@ function config.resolve(options)
   for _, setting in ipairs(options.set or {}) do apply_setting(result, setting) end
   require("pack.config.checks")(result, config.parameters(result.model))
   return result
+end
+
+--- A resolved configuration for N workers at the same global batch: micro_batch_size follows N. Returns nil and a message
+--- where the batch cannot be shared out. source names it in messages.
+function config.with_workers(base, workers, source)
+  local rows, message = batch.micro_batch_size(base, workers)
+  if not rows then return nil, message end
+  local changed = config.copy(base)
+  changed.decentralized.num_models, changed.training.micro_batch_size = workers, rows
+  return config.resolve {table = changed, source = source}
 end
 
 local function language_of(path, text)

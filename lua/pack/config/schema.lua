@@ -57,7 +57,7 @@ local rows = {
       help = "shares data.sources out among the workers, unevenly",
       fields = {
         {name = "alpha", type = "number", default = 1, above = 0, maximum = 1e6,
-          help = "small: each worker has its own few sources; large: all have the same mixture"},
+          help = "small: workers see different sources; large: the same"},
         {name = "seed", type = "integer", default = 42, minimum = 0, below = 2 ^ 53, help = "of the shares"},
       }},
     {name = "tokenizer", type = "string", path = true, nullable = true, default = false, resume = "free",

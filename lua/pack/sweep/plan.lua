@@ -1,4 +1,5 @@
 --- The runs of a sweep: every combination of its axes' values, each with a name and a checked configuration.
+local batch = require "pack.config.batch"
 local config = require "pack.config"
 local failure = require "pack.core.failure"
 local groups = require "pack.report.groups"
@@ -114,15 +115,10 @@ local function follow_batch(base, pairs_of, options)
     if pair.key == "decentralized.num_models" then workers = tonumber(pair.value) end
   end
   if not workers or workers < 1 or workers ~= math.floor(workers) then return nil end -- the check of keys refuses it
-  local rows = base.training.micro_batch_size * base.decentralized.num_models
-  if rows % workers ~= 0 then
-    local valid = {}
-    for n = 1, rows do valid[#valid + 1] = rows % n == 0 and n or nil end
-    failure.usage("decentralized.num_models=%d: the %d sequences of a micro-step cannot be shared out evenly; "
-      .. "possible are %s (--fixed-micro-batch keeps training.micro_batch_size, and accumulation follows)",
-      workers, rows, table.concat(valid, ", "))
-  end
-  return ("training.micro_batch_size=%d"):format(rows / workers)
+  local rows, message = batch.micro_batch_size(base, workers)
+  if rows then return ("training.micro_batch_size=%d"):format(rows) end
+  failure.usage("decentralized.num_models=%d: %s (--fixed-micro-batch keeps training.micro_batch_size, and accumulation "
+    .. "follows)", workers, message)
 end
 
 -- Refuses two runs of one name, which values that differ in odd characters alone would give.

@@ -56,17 +56,10 @@ function plan.of(config)
   return result
 end
 
---- The configuration for another number of workers at the same global batch, or nil where its rows cannot be
--- shared out evenly: micro_batch_size follows N.
+--- The configuration of a file with settings for another number of workers at the same global batch (see
+-- config.with_workers), or nil where it cannot be shared out.
 function plan.with_workers(path, settings, workers)
-  local base = config_module.load(path, settings)
-  local rows = base.training.micro_batch_size * base.decentralized.num_models
-  if rows % workers ~= 0 then return nil end
-  local changed = {unpack(settings)}
-  changed[#changed + 1] = "decentralized.num_models=" .. workers
-  changed[#changed + 1] = ("training.micro_batch_size=%d"):format(rows / workers)
-  local good, config = failure.pcall(config_module.load, path, changed)
-  return good and config or nil
+  return (config_module.with_workers(config_module.load(path, settings), workers))
 end
 
 local columns = {"parameters", "gradients", "moments", "data", "activations", "workspace", "total"}
@@ -85,9 +78,8 @@ end
 -- The largest N, among those that share out the rows, whose forecast is at most limit bytes.
 local function largest_that_fits(path, settings, limit)
   local base = config_module.load(path, settings)
-  local rows = base.training.micro_batch_size * base.decentralized.num_models
-  for workers = rows, 1, -1 do
-    local config = plan.with_workers(path, settings, workers)
+  for workers = base.training.batch_tokens / base.model.context_length, 1, -1 do
+    local config = config_module.with_workers(base, workers)
     local forecast = config and plan.of(config)
     if forecast and forecast.total <= limit then return workers, forecast end
   end
@@ -107,7 +99,7 @@ function plan.print(path, settings, options)
     if own then
       print(row(workers, plan.of(own)))
     else
-      print(("%8d  the step's sequences cannot be shared out among %d workers"):format(workers, workers))
+      print(("%8d  the batch's sequences cannot be shared out among %d workers"):format(workers, workers))
     end
   end
   if not options.limit then return end
