@@ -308,7 +308,7 @@ describe("the benchmark", function()
 
     it("workers that cannot share the batch, and names those that can", function()
       refuses("16 sequences of model.context_length 16, which 3 workers cannot share out evenly; "
-        .. "--num-models can be 1, 2, 4, 8, 16", "--num-models 3")
+        .. "possible are 1, 2, 4, 8, 16", "--num-models 3")
     end)
 
     it("adaptive consensus, as it needs a real schedule", function()
