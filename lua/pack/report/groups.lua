@@ -7,7 +7,7 @@ local topology = require "pack.mixing.topology"
 
 local report_groups = {}
 
-local N, TOPOLOGY = "decentralized.num_models", "decentralized.topology"
+local N, TOPOLOGY, VARIANT = "decentralized.num_models", "decentralized.topology", "decentralized.variant"
 
 --- The key under which the recipe of a run counts as a setting.
 report_groups.recipe = "recipe"
@@ -69,13 +69,14 @@ local function differ(runs, key)
   return false
 end
 
---- The keys whose values differ between runs, those of `schema` in its order but the recipe, N and topology first. The
+--- The keys whose values differ between runs, those of `schema` in its order but the recipe, variant, N and topology first. The
 -- folder of the run is none of them.
 function report_groups.differing(runs)
   label_recipes(runs)
   local keys, first = {}, {differ(runs, RECIPE) and RECIPE or nil}
+  if differ(runs, VARIANT) then first[#first + 1] = VARIANT end
   for _, row in ipairs(schema.rows) do
-    if row.key ~= "runtime.output_dir" and differ(runs, row.key) then
+    if row.key ~= "runtime.output_dir" and row.key ~= VARIANT and differ(runs, row.key) then
       local list = (row.key == N or row.key == TOPOLOGY) and first or keys
       list[#list + 1] = row.key
     end
@@ -123,7 +124,7 @@ function report_groups.distinguishing(runs, keys)
   return kept
 end
 
-local short_names = {[RECIPE] = "", [N] = "N", [TOPOLOGY] = "", ["decentralized.scheme"] = ""}
+local short_names = {[RECIPE] = "", [VARIANT] = "", [N] = "N", [TOPOLOGY] = "", ["decentralized.scheme"] = ""}
 
 --- "N=4 ring lr=0.01": a run by the given keys.
 function report_groups.label(run, keys)
