@@ -127,6 +127,35 @@ extern "C" cudaError_t pk_launch_gradient_norm(pk_rows g, pk_vector scale, pk_ve
                    pieces, workers, static_cast<const int *>(powers), scale, norm);
 }
 
+// --- sum_squares ---
+
+static __global__ void finish_squares(const double *partial, int64_t pieces, int64_t workers,
+                                      pk_vector sums) {
+  for (int64_t i = threadIdx.x; i < workers; i += THREADS) {
+    double total = 0;
+    for (int64_t p = 0; p < pieces; p++) total += partial[i * pieces + p];
+    sums.at[i * sums.stride] = total;
+  }
+}
+
+extern "C" int64_t pk_sum_squares_workspace(int64_t workers, int64_t columns) {
+  return workers * pieces_of(columns) * 8;
+}
+
+extern "C" cudaError_t pk_launch_sum_squares(pk_rows x, pk_vector sums, int64_t workers,
+                                             int64_t columns, int dtype, void *workspace,
+                                             cudaStream_t stream) {
+  int64_t pieces = pieces_of(columns);
+  double *partial = static_cast<double *>(workspace);
+  dim3 grid(static_cast<unsigned>(pieces), static_cast<unsigned>(workers));
+  auto kernel = dtype == PK_F64 ? squares<double> : squares<float>;
+  cudaError_t error = pk_launch(kernel, grid, dim3(THREADS), 0, stream, x, columns,
+                                static_cast<const int *>(nullptr), partial);
+  if (error != cudaSuccess) return error;
+  return pk_launch(finish_squares, dim3(1), dim3(THREADS), 0, stream,
+                   static_cast<const double *>(partial), pieces, workers, sums);
+}
+
 // --- check_finite ---
 
 template <class T>

@@ -60,6 +60,11 @@ cudaError_t pk_launch_gradient_norm(pk_rows g, pk_vector scale, pk_vector norm, 
                                     int64_t columns, int dtype, void *workspace,
                                     cudaStream_t stream);
 
+/* sums of squares of x; workspace: pk_sum_squares_workspace bytes. */
+int64_t pk_sum_squares_workspace(int64_t workers, int64_t columns);
+cudaError_t pk_launch_sum_squares(pk_rows x, pk_vector sums, int64_t workers, int64_t columns,
+                                  int dtype, void *workspace, cudaStream_t stream);
+
 /* Stops at the first worker with an element that is not finite; workspace:
  * pk_check_arena_workspace bytes. */
 int64_t pk_check_arena_workspace(int64_t workers, int64_t columns);

@@ -8,6 +8,7 @@ local files = require "pack.io.files"
 local golden = require "pack.train.golden_algorithm"
 local helper = require "spec.support.helper"
 local numbers = require "spec.support.numbers"
+local ops = require "pack.core.ops"
 local plan = require "pack.train.plan"
 local runtime = require "pack.config.runtime"
 local safetensors = require "pack.io.safetensors"
@@ -201,6 +202,40 @@ describe("an algorithm", function()
       one:free()
     end)
   end
+
+  it("may mix some columns alone, by taking and putting them or by choosing", function()
+    local function define(name, mix)
+      algorithms.define {name = name, step = function(self, s)
+        s:optimize()
+        if s.mixes then mix(self, s) end
+      end, start = function(self, s)
+        local index, mask = {}, {}
+        for c = 0, s.layout.size - 1 do
+          mask[c + 1] = c % 7 == 3 and 1 or 0
+          if c % 7 == 3 then index[#index + 1] = c end
+        end
+        self.index, self.mask = tensor.from(index, "i32"), tensor.from({mask})
+      end}
+    end
+    define("put_columns", function(self, s)
+      local some = ops.gather_columns(s.x, self.index)
+      s:mix(some)
+      s:put_columns(s.x, self.index, some)
+    end)
+    define("chosen_columns", function(self, s)
+      local mixed = s:copy(s.x)
+      s:mix(mixed)
+      s:assign(s.x, self.mask:where(mixed, s.x))
+    end)
+    local put, chosen = open("put_columns"), open("chosen_columns")
+    for _ = 1, 5 do
+      put:step()
+      chosen:step()
+    end
+    assert.same(kept(chosen), kept(put))
+    put:free()
+    chosen:free()
+  end)
 
   it("tells what a worker sends", function()
     local one = open("gossip")

@@ -3,6 +3,7 @@ local bit = require "bit"
 local context = require "pack.core.context"
 local emu = require "spec.support.emu"
 local ffi = require "ffi"
+local grad = require "pack.grad"
 local numbers = require "spec.support.numbers"
 local ops = require "pack.core.ops"
 local program = require "pack.core.program"
@@ -123,6 +124,45 @@ describe("topk_mask", function()
     numbers.assert_refused("topk_mask: the 4 largest of 3 columns", ops.topk_mask, tensor.zeros {2, 3}, {count = 4})
     numbers.assert_refused("topk_mask: the -1 largest of 3 columns", ops.topk_mask, tensor.zeros {2, 3}, {count = -1})
     numbers.assert_refused("topk_mask: x [3] must be [N, D]", ops.topk_mask, tensor.zeros {3}, {count = 1})
+  end)
+end)
+
+describe("sum_squares", function()
+  it("is each row's, in f64", function()
+    for _, device in ipairs(devices()) do
+      for dtype, tolerance in pairs {f32 = 1e-13, f64 = 1e-14} do
+        local width = 70001
+        local x = numbers.strided({3, width}, dtype, numbers.list(3 * width, 1), {context = device})
+        local list, expected = numbers.flat(x), {0, 0, 0}
+        for i, value in ipairs(list) do
+          local row = math.ceil(i / width)
+          expected[row] = expected[row] + value ^ 2
+        end
+        local sums = ops.sum_squares(x)
+        assert.equal("f64", sums.dtype)
+        assert.same({3}, sums:sizes())
+        numbers.assert_close(expected, sums, tolerance)
+      end
+    end
+  end)
+
+  it("goes over all of a row's dimensions, and over none", function()
+    numbers.assert_same({30, 174}, ops.sum_squares(tensor.from {{{1, 2}, {3, 4}}, {{5, 6}, {7, 8}}}))
+    numbers.assert_same({0, 0}, ops.sum_squares(tensor.zeros {2, 0}))
+    assert.same({0}, ops.sum_squares(tensor.zeros {0, 3}):sizes())
+    numbers.assert_refused("sum_squares: x [3] must be [N, D]", ops.sum_squares, tensor.zeros {3})
+  end)
+
+  it("does not overflow in f32, and is not finite where a row is not", function()
+    local x = tensor.from({{1e30, 0}, {inf, 1}, {nan, 1}, {-inf, nan}})
+    local large = numbers.f32(1e30)
+    numbers.assert_same({large * large, inf, nan, nan}, ops.sum_squares(x))
+  end)
+
+  it("has a gradient that is that of the sum of products", function()
+    local x = numbers.tensor({2, 3}, "f32", numbers.list(6, 5))
+    local _, gradients = grad(function(a) return ops.sum_squares(a) end, {x})
+    numbers.assert_same(numbers.flat(x * 2), gradients[1])
   end)
 end)
 
@@ -292,7 +332,7 @@ describe("operations on columns at any number of threads #threads", function()
       local some = ops.gather_columns(x, index)
       local y = ops.copy(x)
       ops.scatter_columns(y, index, some * 2)
-      return ops.topk_mask(x, {count = 50001}), some, y,
+      return ops.topk_mask(x, {count = 50001}), some, y, ops.sum_squares(x),
         ops.random_columns(tensor.zeros({1}, "f64", options), {columns = 140001})
     end)
   end)

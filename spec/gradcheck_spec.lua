@@ -83,6 +83,7 @@ local samples = {
   unpick = {{function() return {made({2, 3}, 1), indices {{0, -100, 3}, {1, 1, 2}}} end,
     {vocabulary = 4}}},
   gather_columns = {{function() return {made({2, 4}, 1), indices {3, 0, 3, 1, 3}} end}},
+  sum_squares = {{one {2, 3}}, {one {2, 3, 2}}},
   rmsnorm = {{two({2, 3, 5}, {2, 5}, 0.3, 2), {eps = 1e-2}}},
   rope = {{one(heads), {theta = 100}}, {one(heads), {theta = 100, inverse = true}}},
   rope_split = {{one(joined_heads), {theta = 100}}, {one(joined_heads), {theta = 100, inverse = true}}},

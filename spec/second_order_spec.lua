@@ -99,6 +99,7 @@ describe("the second derivative of", function()
     gradgradcheck(function(a, b)
       return ops.sigmoid(a * b) / ops.sqrt(a) - ops.log(b) * ops.exp(a)
     end, {x, y}, {tolerance = 1e-6})
+    gradgradcheck(function(a) return ops.sum_squares(a) * ops.exp(ops.sum_squares(a) * 0.1) end, {x}, {tolerance = 1e-6})
     gradgradcheck(function(a) return ops.rsqrt(ops.mean(a * a, {1, keep = true})) * a end, {x},
       {tolerance = 1e-6})
   end)

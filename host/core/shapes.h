@@ -85,6 +85,7 @@ pk_status pk_shape_linear_cross_entropy(const pk_call *call, pk_shape *outputs);
 pk_status pk_shape_linear_cross_entropy_grad(const pk_call *call, pk_shape *outputs);
 pk_status pk_shape_linear_cross_entropy_step(const pk_call *call, pk_shape *outputs);
 pk_status pk_shape_inverse_count(const pk_call *call, pk_shape *outputs);
+pk_status pk_shape_sum_squares(const pk_call *call, pk_shape *outputs);
 pk_status pk_shape_gradient_norm(const pk_call *call, pk_shape *outputs);
 pk_status pk_shape_check_arena(const pk_call *call, pk_shape *outputs);
 pk_status pk_shape_check_finite(const pk_call *call, pk_shape *outputs);

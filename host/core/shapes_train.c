@@ -85,6 +85,11 @@ pk_status pk_shape_gradient_norm(const pk_call *call, pk_shape *outputs) {
   return status ? status : pk_shape_set(call, outputs, PK_F64, 1, g->shape);
 }
 
+pk_status pk_shape_sum_squares(const pk_call *call, pk_shape *outputs) {
+  pk_status status = expect_workers(call, 0);
+  return status ? status : pk_shape_set(call, outputs, PK_F64, 1, call->inputs[0]->shape);
+}
+
 pk_status pk_shape_check_arena(const pk_call *call, pk_shape *outputs) {
   (void)outputs;
   pk_status status = expect_workers(call, 0);

@@ -14,7 +14,7 @@ const pk_kernel PK_KERNEL(kernels)[PK_OP_COUNT] = {
   row(attention) row(attention_grad) row(consensus_distance) row(cross_entropy) row(gradient_norm) \
       row(linear_cross_entropy) row(linear_cross_entropy_grad) row(linear_cross_entropy_step)      \
           row(matmul) row(max) row(mean) row(mix) row(rmsnorm_grad) row(rope) row(rope_join)       \
-              row(rope_split) row(sum) row(sum_to) row(topk_mask) row(update)
+              row(rope_split) row(sum) row(sum_squares) row(sum_to) row(topk_mask) row(update)
 
 #define DECLARE(name) int64_t PK_WORKSPACE_OF(name)(const pk_call *call);
 WITH_WORKSPACE(DECLARE)

@@ -80,26 +80,50 @@ static double scaled_norm(const double *g, int64_t count, double plain) {
   return ldexp(sqrt(total), exponent);
 }
 
+/* The pieces' sums of a worker, in order. */
+static double total_of(const norm_job *job, int64_t worker) {
+  int64_t pieces = pk_arena_pieces(job->g) / job->g->shape[0];
+  double total = 0;
+  for (int64_t p = 0; p < pieces; p++) total += job->partial[worker * pieces + p];
+  return total;
+}
+
+static norm_job sum_pieces(const pk_call *call) {
+  norm_job job = {.g = call->inputs[0], .partial = call->workspace};
+  pk_parallel_for(pk_cpu_threads(call), pk_arena_pieces(job.g), norm_piece, &job);
+  return job;
+}
+
 int64_t PK_WORKSPACE_OF(gradient_norm)(const pk_call *call) {
   return pk_arena_pieces(call->inputs[0]) * (int64_t)sizeof(double);
 }
 
 pk_status PK_KERNEL(gradient_norm)(const pk_call *call) {
   const pk_tensor *g = call->inputs[0], *norm = call->outputs[0];
-  int64_t pieces = pk_arena_pieces(g), columns = pk_tensor_inner(g);
-  norm_job job = {.g = g, .partial = call->workspace};
-  pk_parallel_for(pk_cpu_threads(call), pieces, norm_piece, &job);
+  int64_t columns = pk_tensor_inner(g);
+  norm_job job = sum_pieces(call);
   for (int64_t worker = 0; worker < g->shape[0]; worker++) {
-    int64_t per_worker = pieces / g->shape[0];
-    double total = 0;
-    for (int64_t p = 0; p < per_worker; p++) total += job.partial[worker * per_worker + p];
-    double result = sqrt(total);
+    double total = total_of(&job, worker), result = sqrt(total);
     /* Squares of f32 fit in f64; those of f64 may have overflowed or vanished. */
     if (g->dtype == PK_F64 && !(total > 1e-280 && total < INFINITY))
       result = scaled_norm((const double *)pk_arena_columns(g, worker, 0), columns, result);
     ((double *)pk_tensor_data(norm))[worker * norm->stride] =
         result * fabs(pk_number_at(call->inputs[1], worker));
   }
+  return PK_OK;
+}
+
+/* --- sum_squares --- */
+
+int64_t PK_WORKSPACE_OF(sum_squares)(const pk_call *call) {
+  return pk_arena_pieces(call->inputs[0]) * (int64_t)sizeof(double);
+}
+
+pk_status PK_KERNEL(sum_squares)(const pk_call *call) {
+  const pk_tensor *y = call->outputs[0];
+  norm_job job = sum_pieces(call);
+  for (int64_t row = 0; row < y->shape[0]; row++)
+    ((double *)pk_tensor_data(y))[row * y->stride] = total_of(&job, row);
   return PK_OK;
 }
 

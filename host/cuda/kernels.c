@@ -19,7 +19,7 @@
   row(attention) row(attention_grad)                                                               \
   row(cross_entropy) row(cross_entropy_grad)                                                       \
   row(linear_cross_entropy) row(linear_cross_entropy_grad) row(linear_cross_entropy_step)          \
-  row(inverse_count) row(gradient_norm) row(check_arena) row(check_finite) row(clip) row(mix)      \
+  row(inverse_count) row(gradient_norm) row(sum_squares) row(check_arena) row(check_finite) row(clip) row(mix)      \
   row(adamw) row(sgd) row(blend) row(update)                                 \
   row(gather_columns) row(scatter_columns) row(topk_mask) row(random_columns)                      \
   row(average) row(consensus_distance)
@@ -29,7 +29,7 @@
   row(embedding_grad) row(rmsnorm_grad) row(rope) row(rope_split) row(rope_join)                   \
   row(attention) row(attention_grad)                                                               \
   row(linear_cross_entropy) row(linear_cross_entropy_grad) row(linear_cross_entropy_step)          \
-  row(gradient_norm) row(check_arena) row(topk_mask) row(consensus_distance)
+  row(gradient_norm) row(sum_squares) row(check_arena) row(topk_mask) row(consensus_distance)
 /* clang-format on */
 
 #define ENTRY(name) [PK_OP_##name] = pk_cuda_##name,

@@ -30,7 +30,7 @@ pk_status pk_cuda_inverse_count(const pk_call *call) {
                                                   count->numel, pk_cuda_of(call)->stream));
 }
 
-/* --- gradient_norm --- */
+/* --- gradient_norm and sum_squares --- */
 
 int64_t pk_cuda_workspace_gradient_norm(const pk_call *call) {
   const pk_tensor *g = call->inputs[0];
@@ -44,6 +44,18 @@ pk_status pk_cuda_gradient_norm(const pk_call *call) {
                                                         vector_of(call->outputs[0]), g->shape[0],
                                                         pk_tensor_inner(g), g->dtype,
                                                         call->workspace, pk_cuda_of(call)->stream));
+}
+
+int64_t pk_cuda_workspace_sum_squares(const pk_call *call) {
+  return pk_sum_squares_workspace(call->inputs[0]->shape[0], pk_tensor_inner(call->inputs[0]));
+}
+
+pk_status pk_cuda_sum_squares(const pk_call *call) {
+  const pk_tensor *x = call->inputs[0];
+  if (x->shape[0] == 0) return PK_OK;
+  return pk_cuda_launched(call, pk_launch_sum_squares(rows_of(x), vector_of(call->outputs[0]),
+                                                      x->shape[0], pk_tensor_inner(x), x->dtype,
+                                                      call->workspace, pk_cuda_of(call)->stream));
 }
 
 /* --- check_arena, check_finite and clip --- */
@@ -183,7 +195,7 @@ pk_status pk_cuda_blend(const pk_call *call) {
 
 pk_status pk_cuda_average(const pk_call *call) {
   const pk_tensor *x = call->inputs[0];
-  if (x->numel == 0) return PK_OK;
+  if (call->outputs[0]->numel == 0) return PK_OK;
   return pk_cuda_launched(call, pk_launch_average(rows_of(x), pk_tensor_data(call->outputs[0]),
                                                   x->shape[0], pk_tensor_inner(x), x->dtype,
                                                   pk_cuda_of(call)->stream));

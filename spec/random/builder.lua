@@ -16,7 +16,7 @@ local LARGEST = 400 -- of bounds
 builder.exact = {}
 for name in ([[add subtract multiply divide minimum maximum less where affine negate abs sign round floor sqrt rsqrt
     cast copy max reshape transpose slice pad concat expand causal_mask fill random_normal random_uniform
-    embedding pick unpick gather_columns topk_mask inverse_count check_finite clip mix adamw update]]):gmatch "%S+" do
+    embedding pick unpick gather_columns scatter_columns topk_mask inverse_count check_finite clip mix adamw update]]):gmatch "%S+" do
   builder.exact[name] = true
 end
 

@@ -11,7 +11,7 @@ local generate = {}
 local weights = {
   add = 3, subtract = 1, multiply = 2, divide = 1, affine = 3, negate = 1, exp = 1, log = 1, sqrt = 1, rsqrt = 1, sigmoid = 1,
   silu = 1, cast = 3, copy = 2, sum = 2, mean = 1, max = 1, sum_to = 1, reshape = 3, transpose = 2, slice = 2, pad = 1,
-  minimum = 1, maximum = 1, abs = 1, jump = 1, gather_columns = 1,
+  minimum = 1, maximum = 1, abs = 1, jump = 1, gather_columns = 1, scatter_columns = 1, sum_squares = 1,
   concat = 2, expand = 1, zeros = 2, random = 1, view = 2, detach = 1, overwrite = 4, free = 1, escape = 1,
   matmul = 5, scores = 1, embedding = 1, embedding_grad = 1, pick = 1, unpick = 1, rmsnorm = 3, residual = 3, add_rmsnorm = 1,
   rope = 1, rope_split = 1, rope_join = 1, swiglu = 3, swiglu_split = 2, attention = 2, cross_entropy = 1,
@@ -20,8 +20,8 @@ local weights = {
 
 -- Statements that have nothing to do in a function that a gradient is taken of.
 local outer = {}
-for name in ([[max minimum maximum abs jump overwrite free escape view random add_rmsnorm linear_cross_entropy_step
-    gradient workers grad training]]):gmatch "%S+" do
+for name in ([[max minimum maximum abs jump scatter_columns sum_squares overwrite free escape view random add_rmsnorm
+    linear_cross_entropy_step gradient workers grad training]]):gmatch "%S+" do
   outer[name] = true
 end
 

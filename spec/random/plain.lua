@@ -316,6 +316,22 @@ function plain.gather_columns(b)
     {{shape = {x.shape[1], count}, kind = "F", lo = x.store.lo, hi = x.store.hi}})
 end
 
+--- A column of a matrix is written to.
+function plain.scatter_columns(b)
+  local x = arena_of(b)
+  if not x or b.scope or x.argument then return end
+  local values = b:like({b:chance(2) and 1 or x.shape[1], 1}, "F", -1, 1)
+  if values.store == x.store then return end
+  b:write("scatter_columns", {x, b:indices({1}, x.shape[2]), values}, nil, {1})
+end
+
+function plain.sum_squares(b)
+  local x = any_float(b, function(one) return #one.shape > 1 end)
+  if not x then return end
+  local most = builder.inner(x.shape) * math.max(x.store.hi ^ 2, x.store.lo ^ 2)
+  b:apply("sum_squares", {x}, nil, {{shape = {x.shape[1]}, kind = "D", lo = 0, hi = most}})
+end
+
 function jumps.topk_mask(b)
   local x = arena_of(b)
   if not x then return end

@@ -388,6 +388,10 @@ function samples.gradient_norm(draw, dtype)
   return {inputs = {floats(draw, {n, draw(1, 5000)}, dtype), floats(draw, {n}, "f64", 0.1, 2)}}
 end
 
+function samples.sum_squares(draw, dtype)
+  return {inputs = {floats(draw, draw(1, 2) == 1 and {draw(1, 9), draw(1, 5000)} or any_shape(draw, 2), dtype)}}
+end
+
 function samples.check_arena(draw, dtype)
   local n, width = draw(1, 9), draw(1, 900)
   local x = floats(draw, {n, width}, dtype)

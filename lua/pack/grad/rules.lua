@@ -118,6 +118,17 @@ rules.gather_columns = {
   end,
 }
 
+rules.sum_squares = {
+  saves = {x = true},
+  backward = function(b, g, node)
+    local x, shape = node.inputs[1], node.inputs[1]:sizes()
+    for d = 2, #shape do shape[d] = 1 end
+    local double = ops.reshape(ops.affine(g, {scale = 2}), {shape = shape})
+    if x.dtype ~= "f64" then double = ops.cast(double, {dtype = x.dtype}) end
+    b:emit(1, "multiply", {x, double})
+  end,
+}
+
 rules.where = {
   shapes = true,
   saves = {condition = true},

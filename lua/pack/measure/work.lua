@@ -136,7 +136,7 @@ work.rows = {
   linear_cross_entropy_grad = products(head(3, 2), head(2, 2)), -- the logits again
   linear_cross_entropy_step = products(head(3, 2)),
 
-  inverse_count = each(1), gradient_norm = each(2, 1),
+  inverse_count = each(1), gradient_norm = each(2, 1), sum_squares = each(2, 1),
   check_arena = each(1, 1),
   check_finite = {flops = function() return 0 end},
   clip = with_bytes(each(2, 1), and_writes(1)),

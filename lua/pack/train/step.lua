@@ -76,8 +76,8 @@ end
 -- Values ---------------------------------------------------------------------------------------------
 
 --- The larger one of x and a number, element by element.
-function Step:at_least(x, number)
-  return ops.maximum(x, self:full(number, x.rank == 2 and {1, 1} or {}))
+function Step.at_least(_, x, number)
+  return x:maximum(number)
 end
 
 --- 1 at the `count` largest magnitudes of each row, the first of equal ones, else 0.
@@ -130,6 +130,11 @@ end
 --- y <- (1 - t) y + t x; t is as a of s:add.
 function Step:lerp(y, x, t)
   blend(self, y, x, t, {lerp = true})
+end
+
+--- Columns index [K] of t, i32, <- values [N, K], or [1, K] for all: what ops.gather_columns(t, index) took, changed.
+function Step:put_columns(t, index, values)
+  ops.scatter_columns(t, index, values, self.updater.guard)
 end
 
 -- Other workers --------------------------------------------------------------------------------------
