@@ -19,7 +19,8 @@ program=${2:-build/packlua}
 if [[ $# -gt 2 ]]; then signals=("${@:3}"); else signals=(KILL KILL TERM INT USR1 HUP); fi
 topologies=(ring one_peer_ring disconnected)
 folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
+# A child that a signal ends before it becomes the program would do this too.
+trap '[[ $BASHPID != "$$" ]] || rm -rf "$folder"' EXIT
 
 for ((i = 1; i <= 400; i++)); do echo "worker $((i * 7 % 11)) mixes with worker $((i * 5 % 7)), line $i"; done \
   > "$folder/text.txt"

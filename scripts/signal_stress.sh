@@ -17,7 +17,8 @@ times=${1:-10}
 program=$(realpath "${2:-build/packlua}")
 signals=(TERM INT USR1 USR2 HUP XCPU PIPE)
 folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
+# A child that a signal ends before it becomes the program would do this too.
+trap '[[ $BASHPID != "$$" ]] || rm -rf "$folder"' EXIT
 
 for ((i = 1; i <= 400; i++)); do echo "worker $((i * 7 % 11)) mixes with worker $((i * 5 % 7)), line $i"; done \
   > "$folder/text.txt"
