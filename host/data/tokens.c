@@ -80,22 +80,23 @@ pk_status pk_tokens_join(const pk_tokens *const *sources, const int64_t *firsts,
                          const int64_t *counts, int64_t parts, pk_tokens **tokens) {
   *tokens = NULL;
   if (parts < 1) return pk_fail(PK_INVALID, "nothing to join");
+  for (int64_t i = 0; i < parts; i++) {
+    pk_status status = check_part(sources[i], sources[0], i, firsts[i], counts[i]);
+    if (status) return status;
+  }
+  pk_token_part *list = calloc((size_t)parts, sizeof *list);
   pk_tokens *made = calloc(1, sizeof *made);
-  if (made) made->parts = calloc((size_t)parts, sizeof *made->parts);
-  if (!made || !made->parts) {
+  if (!made || !list) {
+    free(list);
     free(made);
     return pk_fail(PK_NO_MEMORY, "no memory to join %lld sequences of tokens", (long long)parts);
   }
   made->holders = 1;
   made->width = sources[0]->width;
+  made->parts = list;
+  made->part_count = parts;
   for (int64_t i = 0; i < parts; i++) {
-    pk_status status = check_part(sources[i], sources[0], i, firsts[i], counts[i]);
-    if (status) {
-      pk_tokens_free(made);
-      return status;
-    }
-    made->parts[i] = (pk_token_part){pk_tokens_hold(sources[i]), firsts[i], counts[i], made->count};
-    made->part_count = i + 1;
+    list[i] = (pk_token_part){pk_tokens_hold(sources[i]), firsts[i], counts[i], made->count};
     made->count += counts[i];
     if (sources[i]->vocabulary > made->vocabulary) made->vocabulary = sources[i]->vocabulary;
   }

@@ -47,11 +47,13 @@ function compressors.int8(_, d, s)
   return (d / scale):round() * scale, 4 + s.parameters
 end
 
+--- Copies of zero, which every neighbour has too.
 function choco:start(s)
   self.copies = s:keep("copies", s:zeros())
   if self.options.compressor == "randk" then self.real = s:parameter_columns() end
 end
 
+--- The optimizer, what changed in compressed form, and a step towards the neighbours' copies.
 function choco:step(s)
   s:optimize()
   if not s.mixes then return end

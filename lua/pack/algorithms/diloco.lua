@@ -14,15 +14,18 @@ local diloco = {
   },
 }
 
+--- The anchor is where the workers begin; the outer momentum is 0. Both are the same for all workers.
 function diloco:start(s)
   self.anchor = s:keep("anchor", s:average(s.x))
   self.velocity = s:keep("outer_momentum", s:zeros(1))
 end
 
+--- Whether step t ends a round.
 function diloco:form(t)
   return (t + 1) % self.options.every == 0 and "end of round" or "round"
 end
 
+--- The optimizer alone, and at the end of a round the outer SGD.
 function diloco:step(s)
   s:optimize()
   if s.form ~= "end of round" then return end

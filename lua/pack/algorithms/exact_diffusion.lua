@@ -10,6 +10,7 @@ local exact_diffusion = {
 
 local constant = {complete = true, ring = true, torus = true, star = true, disconnected = true}
 
+--- Topologies whose matrix is not symmetric or changes, and steps that do not mix.
 function exact_diffusion.refuse(config)
   local decentralized = config.decentralized
   if decentralized.mix_every > 1 then return "every step must mix; decentralized.mix_every is more than 1" end
@@ -19,6 +20,7 @@ function exact_diffusion.refuse(config)
   end
 end
 
+--- The topology's matrix, which must be symmetric and that of the mixings before.
 function exact_diffusion:matrix(w, k)
   self.first = self.first or w
   for i = 1, #w do
@@ -31,10 +33,12 @@ function exact_diffusion:matrix(w, k)
   return w
 end
 
+--- psi is x before the first step.
 function exact_diffusion:start(s)
   self.psi = s:keep("psi", s:copy(s.x))
 end
 
+--- The optimizer, the correction, and (I + W)/2.
 function exact_diffusion:step(s)
   local phi = s.x - self.psi
   s:optimize()

@@ -25,18 +25,21 @@ end
 
 local moments = {none = {}, first = {"exp_avg"}, both = {"exp_avg", "exp_avg_sq"}}
 
+--- With a delay, the weights of as many mixings before.
 function gossip:start(s)
   self.past = {}
   for i = 1, self.options.link_delay do self.past[i] = s:keep("past_" .. i, s:copy(s.x)) end
 end
 
--- With a delay of d, mixing k uses what was kept at mixing k - d, and keeps its x in the same place.
+--- The place that mixing k takes late weights from: with a delay of d, it uses what was kept at mixing k - d, and keeps its x
+-- in the same place.
 function gossip:form(_, k)
   local delay = self.options.link_delay
   if delay == 0 then return "" end
   return k == 0 and "first" or ("past %d"):format(k % delay + 1)
 end
 
+--- W without the pairs of workers that do not reach each other in mixing k.
 function gossip:matrix(w, k)
   if self.options.link_drop == 0 then return w end
   return self:without_pairs(w, self:dropped_pairs(k, #w))
@@ -86,6 +89,7 @@ local function mix(self, s, names)
   for _, name in ipairs(names) do s:mix(s:moment(name)) end
 end
 
+--- Mixing and the optimizer, in the order of the scheme.
 function gossip:step(s)
   local names = moments[self.options.mix_moments]
   if s.scheme == "awc" then mix(self, s, names) end

@@ -8,11 +8,13 @@ local tracking = {
   summary = "gossip with estimates of the mean gradient of all workers in place of gradients",
 }
 
+--- A tracker and a gradient before the first one of zero.
 function tracking:start(s)
   self.tracker = s:keep("tracker", s:zeros())
   self.previous = s:keep("previous_gradient", s:zeros())
 end
 
+--- The tracker follows the gradients, the optimizer follows the tracker, and both are mixed.
 function tracking:step(s)
   s:add(self.tracker, s.g, 1)
   s:add(self.tracker, self.previous, -1)

@@ -9,10 +9,12 @@ local push_sum = {
   column_stochastic = true,
 }
 
+--- Every worker's weight is 1.
 function push_sum:start(s)
   self.weights = s:keep("push_weights", s:full(1, {s.num_models, 1}))
 end
 
+--- The optimizer, then x and the weights along the links, and x without its weight.
 function push_sum:step(s)
   local before = s:copy(s.x)
   s:optimize()

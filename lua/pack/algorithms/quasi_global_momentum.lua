@@ -11,16 +11,19 @@ local quasi_global = {
   },
 }
 
+--- Optimizers with a momentum of their own.
 function quasi_global.refuse(config)
   if config.optimizer.name ~= "sgd" or config.optimizer.momentum ~= 0 then
     return "it has a momentum of its own: set optimizer.name = sgd and optimizer.momentum = 0"
   end
 end
 
+--- A momentum of zero.
 function quasi_global:start(s)
   self.momentum = s:keep("momentum", s:zeros())
 end
 
+--- SGD with the momentum, mixing, and the momentum of where the weights went.
 function quasi_global:step(s)
   local mu, before = self.options.momentum, s:copy(s.x)
   s:optimize(s.x, s.g + self.momentum * mu)

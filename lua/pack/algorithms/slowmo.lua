@@ -11,19 +11,23 @@ local slowmo = {
   },
 }
 
+--- Learning rates that differ between workers.
 function slowmo.refuse(config)
   if config.optimizer.lr_factors then return "workers have learning rates of their own, and it needs one for all" end
 end
 
+--- The anchor is where the workers begin; the slow momentum is 0.
 function slowmo:start(s)
   self.anchor = s:keep("anchor", s:average(s.x))
   self.velocity = s:keep("slow_momentum", s:zeros(1))
 end
 
+--- Whether step t ends a round.
 function slowmo:form(t)
   return (t + 1) % self.options.every == 0 and "end of round" or "round"
 end
 
+--- Gossip, and at the end of a round the slow step.
 function slowmo:step(s)
   if s.mixes then s:mix(s.x) end
   s:optimize()

@@ -14,6 +14,7 @@ function sparta:columns(s)
   return s:random_columns():less(s:full(self.options.probability))
 end
 
+--- The optimizer, and W on the columns of this step.
 function sparta:step(s)
   s:optimize()
   if not s.mixes then return end
