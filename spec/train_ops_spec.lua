@@ -286,6 +286,82 @@ describe("adamw", function()
   end)
 end)
 
+-- SGD by its formula on flat lists of all workers, in doubles; rate_of gives a worker's learning rate.
+local function sgd(x, g, m, width, options, rate_of)
+  for i = 1, #x do
+    local block = math.floor((i - 1) % width / 64) + 1
+    local d, lr = g[i], rate_of(math.floor((i - 1) / width) + 1)
+    if options.momentum then
+      m[i] = settings.beta1 * m[i] + g[i]
+      d = options.nesterov and g[i] + settings.beta1 * m[i] or m[i]
+    end
+    x[i] = x[i] - lr * ((block % 3 ~= 0 and settings.decay or 0) * x[i] + d)
+  end
+end
+
+-- The scalars with a learning rate for each worker.
+local function scalars_with(rates)
+  local list = numbers.flat(scalars_of())
+  for _, rate in ipairs(rates) do list[#list + 1] = rate end
+  return tensor.from(list, "f64")
+end
+
+describe("sgd", function()
+  local width, rates = 64 * 5, {0.02, 0.05, 0.003}
+  for dtype, tolerance in pairs {f32 = 2e-6, f64 = 1e-14} do
+    for _, options in ipairs {{}, {momentum = true}, {momentum = true, nesterov = true}} do
+      it(("follows its formula in %s%s%s"):format(dtype, options.momentum and ", momentum" or "",
+        options.nesterov and ", nesterov" or ""), function()
+        local s = state_of(3, width, dtype)
+        local x, g, m = numbers.flat(s.x), numbers.flat(s.g), numbers.flat(s.m)
+        for _, scalars in ipairs {s.scalars, scalars_with(rates)} do
+          ops.sgd(s.x, s.g, options.momentum and s.m, s.blocks, scalars, s.guard, {nesterov = options.nesterov})
+          sgd(x, g, m, width, options, function(i) return scalars == s.scalars and settings.lr or rates[i] end)
+          numbers.assert_close(x, s.x, tolerance)
+          numbers.assert_close(m, s.m, tolerance)
+        end
+      end)
+    end
+  end
+
+  it("names the first worker whose result is not finite, and counts nothing", function()
+    local s = state_of(3, 128, "f32")
+    local g = numbers.list(3 * 128, 22)
+    g[128 + 7], g[2 * 128 + 9] = inf, inf
+    ops.sgd(s.x, tensor.from(g, "f32"):reshape(3, 128), s.m, s.blocks, s.scalars, s.guard)
+    assert.same({0, 0, settings.step, 0, 0, 0, 2, 0}, numbers.flat(s.guard))
+  end)
+end)
+
+describe("a learning rate for each worker", function()
+  local rates = {0.02, 0.05, 0.003}
+  local steps = {
+    adamw = function(s) ops.adamw(s.x, s.g, s.m, s.v, s.blocks, s.scalars, s.guard) end,
+    sgd = function(s) ops.sgd(s.x, s.g, s.m, s.blocks, s.scalars, s.guard) end,
+    ["update, mixing first"] = function(s) fused(s, false) end,
+    ["update, mixing last"] = function(s) fused(s, true) end,
+  }
+  for name, step in pairs(steps) do
+    it("gives the bits of that rate for all: " .. name, function()
+      local function weights(scalars)
+        local s = state_of(3, 192, "f32")
+        s.scalars, s.mixing = scalars, tensor.from({{1, 0, 0}, {0, 1, 0}, {0, 0, 1}}, "f64")
+        step(s)
+        return s.x:totable()
+      end
+      local own = weights(scalars_with(rates))
+      for i, rate in ipairs(rates) do assert.same(weights((scalars_of {lr = rate}))[i], own[i]) end
+    end)
+  end
+
+  it("is for all workers or for none", function()
+    local s = state_of(3, 64, "f32")
+    assert.error_matches(function()
+      ops.sgd(s.x, s.g, s.m, s.blocks, scalars_with {0.1, 0.2}, s.guard)
+    end, "14 scalars are neither 12 nor 12 and a rate for each of 3 workers")
+  end)
+end)
+
 describe("update", function()
   for n = 1, 5 do
     for _, dtype in ipairs {"f32", "f64"} do
@@ -384,6 +460,7 @@ describe("a stopped run", function()
     local names, before = {"x", "g", "m", "v", "guard", "bf16"}, {}
     for _, name in ipairs(names) do before[name] = numbers.bytes(s[name]) end
     separate(s, false)
+    ops.sgd(s.x, s.g, s.m, s.blocks, s.scalars, s.guard)
     fused(s, false)
     fused(s, true)
     ops.check_finite(tensor.from({nan, nan, nan}, "f32"), s.norm, s.scalars, s.guard)

@@ -78,19 +78,23 @@ static inline double pk_rate_of(const pk_tensor *scalars, int64_t worker) {
   return pk_number_at(scalars, own ? PK_SCALARS_SIZE + worker : PK_SCALAR_LR);
 }
 
-static inline pk_adamw pk_adamw_of(const pk_tensor *scalars, int64_t worker) {
-  double lr = pk_rate_of(scalars, worker);
+/* What all workers have in common; pk_adamw_with adds a worker's rate. */
+static inline pk_adamw pk_adamw_of(const pk_tensor *scalars) {
   double beta1 = pk_number_at(scalars, PK_SCALAR_BETA1);
   double beta2 = pk_number_at(scalars, PK_SCALAR_BETA2);
-  return (pk_adamw){.lr = lr,
-                    .eps = pk_number_at(scalars, PK_SCALAR_EPS),
-                    .decay = 1 - lr * pk_number_at(scalars, PK_SCALAR_DECAY),
+  return (pk_adamw){.eps = pk_number_at(scalars, PK_SCALAR_EPS),
                     .beta1 = beta1,
                     .rest1 = 1 - beta1,
                     .beta2 = beta2,
                     .rest2 = 1 - beta2,
                     .inverse1 = 1 / pk_number_at(scalars, PK_SCALAR_CORRECTION1),
                     .inverse2 = 1 / pk_number_at(scalars, PK_SCALAR_CORRECTION2)};
+}
+
+static inline pk_adamw pk_adamw_with(pk_adamw common, const pk_tensor *scalars, int64_t worker) {
+  common.lr = pk_rate_of(scalars, worker);
+  common.decay = 1 - common.lr * pk_number_at(scalars, PK_SCALAR_DECAY);
+  return common;
 }
 
 /* What a worker's gradient is multiplied by: scale, and the clip if it is on. */

@@ -277,7 +277,8 @@ static void adamw_piece(void *argument, int64_t piece, int thread) {
   const pk_call *call = job->call;
   const pk_tensor *x = call->inputs[0], *blocks = call->inputs[4];
   pk_arena_part part = pk_arena_part_of(piece, x->shape[1]);
-  pk_adamw adamw = pk_adamw_of(call->inputs[5], part.worker);
+  const pk_tensor *scalars = call->inputs[5];
+  pk_adamw adamw = pk_adamw_with(pk_adamw_of(scalars), scalars, part.worker);
   char *data[4];
   for (int i = 0; i < 4; i++) data[i] = pk_arena_columns(call->inputs[i], part.worker, part.first);
   if (!pk_adamw_columns(x->dtype, &adamw, blocks, part.first, 1.0, part.count, data[0], data[1],

@@ -5,6 +5,7 @@
 typedef struct update_job {
   const pk_tensor *x, *g, *m, *v, *scale, *norm, *blocks, *scalars, *bf16;
   pk_mixing mixing;
+  pk_adamw adamw; /* without a rate */
   double clip;
   bool mixes, last; /* W is not the identity; mixing comes last (ATC) */
   pk_found found;   /* the first worker with a result that is not finite */
@@ -20,7 +21,7 @@ static char *at(const pk_tensor *x, int64_t worker, int64_t column) {
 static bool adapt(update_job *job, int64_t i, int64_t first, int64_t count, const char *from) {
   double factor =
       pk_gradient_factor(pk_number_at(job->scale, i), pk_number_at(job->norm, i), job->clip);
-  pk_adamw adamw = pk_adamw_of(job->scalars, i);
+  pk_adamw adamw = pk_adamw_with(job->adamw, job->scalars, i);
   bool finite = pk_adamw_columns(job->x->dtype, &adamw, job->blocks, first, factor, count, from,
                                  at(job->g, i, first), at(job->m, i, first), at(job->v, i, first),
                                  at(job->x, i, first));
@@ -97,6 +98,7 @@ pk_status PK_KERNEL(update)(const pk_call *call) {
                     .blocks = inputs[7],
                     .bf16 = inputs[10],
                     .scalars = scalars,
+                    .adamw = pk_adamw_of(scalars),
                     .clip = pk_number_at(scalars, PK_SCALAR_CLIP),
                     .last = call->attributes.integers[0] != 0,
                     .scratch = scratch.columns,
