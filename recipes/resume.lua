@@ -23,10 +23,10 @@ local options = pack.options.parse {
 }
 
 -- The recipe that made the state, where it is the same file still, does it.
-local state = pack.checkpoint.find(options.positional[1], {fallback = options.fallback})
+local state, skipped = pack.checkpoint.find(options.positional[1], {fallback = options.fallback})
 local recipe = not options.allow_recipe and state:recipe()
-state:close()
 if recipe and recipe.path and pack.files.exists(recipe.path) and pack.files.sha256(recipe.path) == recipe.sha256 then
+  state:close()
   local arguments, left_out = {[0] = recipe.path, "--resume", options.positional[1]}, false
   for _, argument in ipairs(arg) do
     if argument == options.positional[1] and not left_out then
@@ -39,9 +39,11 @@ if recipe and recipe.path and pack.files.exists(recipe.path) and pack.files.sha2
   return dofile(recipe.path)
 end
 
-options.resume, options.settings = options.positional[1], options.set or {}
+if recipe then state:check_recipe() end -- which refuses it
+
+options.settings = options.set or {}
 if options.device then table.insert(options.settings, "runtime.device=" .. options.device) end
-local study = pack.study.open(options)
+local study = pack.study.resume(state, skipped, options)
 study:train()
 study:conclude()
 study:close()

@@ -29,12 +29,12 @@ end
 
 function compressors.topk(self, d, s)
   local count = count_of(self, s)
-  return d * s:topk_mask(d, count), 8 * count -- a value and its column
+  return d * d:topk_mask {count = count}, 8 * count -- a value and its column
 end
 
 function compressors.randk(self, d, s)
   local count = count_of(self, s)
-  return d * s:topk_mask(s:random_columns() * self.real, count), 4 * count -- the columns follow from the seed
+  return d * (s:random_columns() * self.real):topk_mask {count = count}, 4 * count -- the columns follow from the seed
 end
 
 function compressors.sign(_, d, s)
@@ -43,7 +43,7 @@ function compressors.sign(_, d, s)
 end
 
 function compressors.int8(_, d, s)
-  local scale = s:at_least(d:abs():max(1, {keep = true}) / 127, 1e-30)
+  local scale = (d:abs():max(1, {keep = true}) / 127):maximum(1e-30)
   return (d / scale):round() * scale, 4 + s.parameters
 end
 

@@ -15,6 +15,7 @@
 --                        gradients are not finite leaves everything as it was
 -- An instance has these functions and options. docs/algorithms.md has one written out.
 local caller = require "pack.core.caller"
+local names = require "pack.core.names"
 
 caller.register()
 
@@ -29,7 +30,7 @@ for _, name in ipairs(algorithms.names) do built_in[name] = true end
 
 --- Makes an algorithm known by its name, for configurations and recipes; returns it.
 function algorithms.define(algorithm)
-  if type(algorithm) ~= "table" or type(algorithm.name) ~= "string" or not algorithm.name:find("^[%a_][%w_]*$") then
+  if type(algorithm) ~= "table" or not names.is_word(algorithm.name) then
     caller.raise("algorithms.define: a table with a name, which is a word, is wanted")
   end
   if type(algorithm.step) ~= "function" then
@@ -60,13 +61,7 @@ end
 
 --- All names: those that are built in, then those that were defined.
 function algorithms.list()
-  local list, own = {unpack(algorithms.names)}, {}
-  for name in pairs(defined) do
-    if not built_in[name] then own[#own + 1] = name end
-  end
-  table.sort(own)
-  for _, name in ipairs(own) do list[#list + 1] = name end
-  return list
+  return names.all(algorithms.names, defined)
 end
 
 --- An instance of an algorithm with its options, those that are missing at their defaults.

@@ -28,7 +28,7 @@ function quasi_global:step(s)
   local mu, before = self.options.momentum, s:copy(s.x)
   s:optimize(s.x, s.g + self.momentum * mu)
   if s.mixes then s:mix(s.x) end
-  s:lerp(self.momentum, (before - s.x) / s:at_least(s:learning_rate(), 1e-30), 1 - mu)
+  s:lerp(self.momentum, (before - s.x) / s:learning_rate():maximum(1e-30), 1 - mu)
 end
 
 return quasi_global

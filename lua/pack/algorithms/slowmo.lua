@@ -33,7 +33,7 @@ function slowmo:step(s)
   s:optimize()
   if s.form ~= "end of round" then return end
   local rate = s:learning_rate():slice(0, 0, 1)
-  local moved = (self.anchor - s:average(s.x)) / s:at_least(rate, 1e-30)
+  local moved = (self.anchor - s:average(s.x)) / rate:maximum(1e-30)
   s:assign(self.velocity, self.velocity * self.options.outer_momentum + moved)
   s:assign(self.anchor, self.anchor - self.velocity * (rate * self.options.outer_lr))
   s:assign(s.x, self.anchor)

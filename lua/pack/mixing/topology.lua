@@ -3,6 +3,7 @@
 -- A matrix is a list of N rows of N numbers, W[i][j] with indices from 1 as always in Lua; worker w is
 -- row w + 1. Row i says from whom worker i takes: peers are incoming. W must be doubly stochastic to
 -- 1e-12. It may depend on s, the number of the mixing, from 0.
+local name_rules = require "pack.core.names"
 local spectrum = require "pack.mixing.spectrum"
 
 local topology = {}
@@ -214,7 +215,7 @@ local names = {"complete", "one_peer_ring", "one_peer_exponential", "ring", "exp
 --- Makes a topology of a recipe's own known by a name, for configurations: make(N, s) -> matrix of mixing s, a list of N
 -- rows; period (optional), after how many mixings it repeats. Returns what a configuration holds of it.
 function topology.define(name, make, period)
-  if type(name) ~= "string" or not name:find("^[%a_][%w_]*$") or kinds[name] then
+  if not name_rules.is_word(name) or kinds[name] then
     error(("topology.define: %s is not a new word"):format(tostring(name)), 2)
   end
   if type(make) ~= "function" then error(("topology %s: make is a %s, not a function"):format(name, type(make)), 2) end
@@ -231,11 +232,7 @@ end
 
 --- The names of all: those that are built in, then those that were defined.
 function topology.list()
-  local list, own = {unpack(names)}, {}
-  for name in pairs(defined) do own[#own + 1] = name end
-  table.sort(own)
-  for _, name in ipairs(own) do list[#list + 1] = name end
-  return list
+  return name_rules.all(names, defined)
 end
 
 --- The names of the topologies, in the order of the documents.

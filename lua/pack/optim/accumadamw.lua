@@ -5,6 +5,7 @@
 --   x <- AdamW's step with m, v, and k for its number
 --   b <- b + g / s, and where the window ends
 --   M <- beta1 M + (1 - beta1) b           V <- beta2 V + (1 - beta2) b^2           b <- 0
+local AdamW = require "pack.optim.adamw"
 local ops = require "pack.core.ops"
 
 local AccumAdamW = {name = "accumadamw"}
@@ -22,9 +23,7 @@ end
 
 --- See pack.optim.
 function AccumAdamW:coefficients(t)
-  local beta1, beta2 = self.settings.beta1, self.settings.beta2
-  local k = math.floor((t - 1) / self.settings.window) + 1
-  return beta1, beta2, 1 - beta1 ^ k, 1 - beta2 ^ k
+  return AdamW.coefficients(self, math.floor((t - 1) / self.settings.window) + 1)
 end
 
 --- See pack.optim.

@@ -7,6 +7,7 @@
 --   form(t)                where updates differ in more than numbers, a name for what update t does; else nil
 --   apply(x, g, inputs)    x <- U(x, g) in place, for arenas [N, D]; inputs has scalars, blocks, guard and form
 local caller = require "pack.core.caller"
+local names = require "pack.core.names"
 
 caller.register()
 
@@ -20,7 +21,7 @@ for _, name in ipairs(optim.names) do built_in[name] = true end
 
 --- Makes an optimizer of a recipe's own known by a name, for configurations: a table with create, as above.
 function optim.define(name, optimizer)
-  if type(name) ~= "string" or not name:find("^[%a_][%w_]*$") or built_in[name] then
+  if not names.is_word(name) or built_in[name] then
     caller.raise("optim.define: %s is not a new word", tostring(name))
   end
   if type(optimizer) ~= "table" or type(optimizer.create) ~= "function" then

@@ -6,6 +6,7 @@
 --
 -- for a matrix [out, in], where r = sqrt(max(1, out / in)) ("original") or 0.2 sqrt(max(out, in)) ("match_rms_adamw", by
 -- which AdamW's learning rates serve). NS is five Newton-Schulz steps of degree five.
+local AdamW = require "pack.optim.adamw"
 local arena = require "pack.model.arena"
 local ops = require "pack.core.ops"
 
@@ -17,17 +18,12 @@ local SMALLEST_NORM = 1e-7
 local A, B, C = 3.4445, -4.7750, 2.0315
 local STEPS = 5
 
--- The larger one of each element of x [N, 1, 1] and a number.
-local function at_least(x, number)
-  return ops.maximum(x, ops.affine(x, {scale = 0, shift = number}))
-end
-
 --- Newton-Schulz: matrices [N, out, in] with all singular values brought near 1, and their directions kept.
 function Muon.orthogonalize(u)
   local n, out, into = unpack(u:sizes())
   local tall = out > into
   local norm = ops.sqrt(ops.sum(u * u, {axes = {1, 2}, keep = true}))
-  local o = ops.divide(u, at_least(norm, SMALLEST_NORM))
+  local o = u / norm:maximum(SMALLEST_NORM)
   if tall then o = ops.transpose(o, {permutation = {0, 2, 1}}) end
   for _ = 1, STEPS do
     local gram = ops.matmul(o, o, {transpose_b = true})
@@ -99,11 +95,8 @@ function Muon.create(model, settings)
   return self
 end
 
---- See pack.optim.
-function Muon:coefficients(t)
-  local beta1, beta2 = self.settings.beta1, self.settings.beta2
-  return beta1, beta2, 1 - beta1 ^ t, 1 - beta2 ^ t
-end
+--- See pack.optim: AdamW's, which the rest takes.
+Muon.coefficients = AdamW.coefficients
 
 local function update_matrices(self, x, g, inputs)
   local part, velocity, guard = self.matrices, self.velocity.tensor, inputs.guard

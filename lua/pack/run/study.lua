@@ -75,22 +75,14 @@ function study.of(parts)
   for key, value in pairs(parts) do self[key] = value end
   self.config = self.trainer.config
   self.identity = self.identity or checkpoint.data_identity(self.data)
-  self.total_steps = self.trainer.total_steps
   tell("opened", self)
   return self
 end
 
 -- What trainer.create takes besides the configuration.
 local function trainer_options(options, context, opened)
-  local given = {context = context, train = opened.train, validation = opened.validation,
-    validation_complete = opened.validation_complete}
-  if opened.workers then
-    given.train, given.own_validation = {}, opened.workers[1].validation and {} or nil
-    for i, worker in ipairs(opened.workers) do
-      given.train[i] = worker.train
-      if given.own_validation then given.own_validation[i] = worker.validation end
-    end
-  end
+  local given = trainer_module.data_options(opened)
+  given.context = context
   for key, value in pairs(options.trainer or {}) do given[key] = value end
   return given
 end
@@ -126,6 +118,13 @@ function study.start(options)
   return self
 end
 
+--- Goes on from a state that was found (see pack.checkpoint.find, which also gives skipped), as a command line asks: options
+-- has output, settings ("key=value") and allow_conversion. trainer_parts: options for pack.trainer.create.
+function study.resume(state, skipped, options, trainer_parts)
+  return study.start {config = state:config(options.settings), recipe = state.info.recipe, output = options.output,
+    state = state, skipped = skipped, conversion = options.allow_conversion, trainer = trainer_parts}
+end
+
 --- Opens the study that a command line asks for, as pack.options.parse read it with resume = true: a new run, or with
 -- --resume the one that a state is of. trainer_parts: options for pack.trainer.create, such as {topology = mine}.
 function study.open(options, trainer_parts)
@@ -134,8 +133,7 @@ function study.open(options, trainer_parts)
   end
   local state, skipped = checkpoint.find(options.resume, {fallback = options.fallback})
   if not options.allow_recipe then state:check_recipe(run_module.made_by()) end
-  return study.start {config = state:config(options.settings), recipe = state.info.recipe, output = options.output,
-    state = state, skipped = skipped, conversion = options.allow_conversion, trainer = trainer_parts}
+  return study.resume(state, skipped, options, trainer_parts)
 end
 
 -- Failing ---------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ local files = require "pack.io.files"
 local json = require "pack.io.json"
 local program = require "pack.core.program"
 local tensor = require "pack.core.tensor"
+local topology = require "pack.mixing.topology"
 local updater = require "pack.train.updater"
 
 local golden = {}
@@ -142,15 +143,6 @@ local function give_columns(case, model, one)
   end
 end
 
-local function identity(n)
-  local w = {}
-  for i = 1, n do
-    w[i] = {}
-    for j = 1, n do w[i][j] = i == j and 1 or 0 end
-  end
-  return w
-end
-
 --- Whether a file is such a case.
 function golden.is_case(path)
   return path:find("%.json$") ~= nil
@@ -181,7 +173,7 @@ local function step_of(case, update, t)
   local every = case.algorithm.name == "gossip" and case.algorithm.every or 1
   local mixings = math.floor((t - 1) / every)
   local mixes = t % every == 0
-  local w = mixes and case.mixing[mixings % #case.mixing + 1] or identity(case.workers)
+  local w = mixes and case.mixing[mixings % #case.mixing + 1] or topology.create("disconnected", case.workers):matrix(0)
   if mixes and update.algorithm.matrix then w = update.algorithm:matrix(w, mixings) end
   return {t = t, lr = case.lr[t], mixes = mixes, mixings = mixings, mixing = w}
 end

@@ -75,16 +75,6 @@ end
 
 -- Values ---------------------------------------------------------------------------------------------
 
---- The larger one of x and a number, element by element.
-function Step.at_least(_, x, number)
-  return x:maximum(number)
-end
-
---- 1 at the `count` largest magnitudes of each row, the first of equal ones, else 0.
-function Step.topk_mask(_, x, count)
-  return ops.topk_mask(x, {count = count})
-end
-
 --- Uniform random numbers in [0, 1) for the columns, [1, D]: others in every step, the same for all workers.
 function Step:random_columns()
   local updater = self.updater

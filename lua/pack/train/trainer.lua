@@ -51,6 +51,18 @@ function trainer.batches(config, train, course)
   }
 end
 
+--- What trainer.create takes of opened data (see pack.data.open): {train, validation, validation_complete, own_validation}.
+function trainer.data_options(opened)
+  local given = {train = opened.train, validation = opened.validation, validation_complete = opened.validation_complete}
+  if not opened.workers then return given end
+  given.train, given.own_validation = {}, opened.workers[1].validation and {}
+  for i, worker in ipairs(opened.workers) do
+    given.train[i] = worker.train
+    if given.own_validation then given.own_validation[i] = worker.validation end
+  end
+  return given
+end
+
 -- The algorithm that a configuration names, or one that a recipe gave.
 local function algorithm_of(config, given)
   if given and given.options and getmetatable(given) then return given end
@@ -114,8 +126,9 @@ function trainer.open(source, settings)
   local config = type(source) == "table" and configs.resolve {table = source, set = settings}
     or configs.load(source, settings)
   local opened = data.open(config)
-  local self = trainer.create(config, {context = (runtime.open(config)), train = opened.train,
-    validation = opened.validation, validation_complete = opened.validation_complete})
+  local given = trainer.data_options(opened)
+  given.context = runtime.open(config)
+  local self = trainer.create(config, given)
   self.data = opened
   return self
 end
@@ -197,6 +210,7 @@ end
 -- run those of the next MOST_STEPS_AHEAD steps.
 function Trainer:forms()
   local first, last = self.step_number, math.min(self.total_steps, self.step_number + MOST_STEPS_AHEAD) - 1
+  if self.updater.fused then return {{form = "", t = first}} end
   local list, seen = {}, {}
   for t = first, math.max(first, last) do
     local form = self.updater:form_of {t = t + 1, mixes = self.schedule:mixes(t), mixings = self.schedule:mixings(t)}

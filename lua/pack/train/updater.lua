@@ -143,8 +143,7 @@ function Updater:prepare(step)
   write_mixing(self, step.mixing)
   check_kept(self)
   self.model:refresh()
-  self.form = self:form_of(step)
-  return self.form
+  return self:form_of(step)
 end
 
 -- The form of a step as a text: what the optimizer and the algorithm say, and whether it mixes where that is not left to
